@@ -45,8 +45,8 @@ impl PrivateRanges {
         PrivateRanges::parse(&std::fs::read("/proc/self/maps").unwrap_or_default())
     }
 
-    /// Returns private address ranges that were read recently. They are at most 10 ms old, or 100 times the duration of reading them if that
-    /// is longer. Reading takes a millisecond or more in a process with a GPU.
+    /// Returns private address ranges that were read recently. They are at most 10 ms old, or 100 times the duration of reading them if
+    /// that is longer. Reading takes a millisecond or more in a process with a GPU.
     pub fn recent() -> Arc<PrivateRanges> {
         type Seen = (Instant, Duration, Arc<PrivateRanges>);
         static SEEN: Mutex<Option<Seen>> = Mutex::new(None);

@@ -1,10 +1,10 @@
-//! Computes the addresses of an execution's copies.
+//! Computes the memory addresses of the copies of an execution.
 
 use crate::backend::Execution;
 use crate::bridge::Segment;
 use crate::plan::{Copy, Place};
 
-/// Returns a copy of a program as a segment, with the addresses of the execution.
+/// Converts a copy of a program to a segment, which contains the addresses of the execution's source and destination.
 pub(super) fn segment(execution: &Execution<'_>, copy: &Copy) -> Segment {
     Segment { dst: address(execution, copy.to), src: address(execution, copy.from), bytes: copy.bytes }
 }

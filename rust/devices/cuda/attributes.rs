@@ -1,4 +1,4 @@
-//! Queries the attributes that the driver reports for an address, independent of the library that allocated the memory.
+//! Queries the attributes of memory that the driver reports for an address. They do not depend on the library that allocated the memory.
 
 use super::driver::code;
 use super::gpus::Gpus;
@@ -7,21 +7,21 @@ use cudarc::driver::sys::{self, CUmemAccess_flags, CUmemorytype, CUpointer_attri
 use std::ffi::{c_int, c_uint, c_void};
 use std::ops::Range;
 
-/// Flag in the ids of memory to which the driver assigns no buffer id.
+/// Bit that is set in the identifiers of allocations to which the driver assigns no buffer ID.
 pub(super) const UNNUMBERED: u64 = 1 << 62;
 
 /// Attributes of the memory at an address, as reported by the driver.
 #[derive(Copy, Clone, Debug, Default)]
 pub(super) struct Attributes {
-    /// Type of the memory (`CU_POINTER_ATTRIBUTE_MEMORY_TYPE`), or 0 for memory that is unknown to the driver.
+    /// Type of the memory (`CU_POINTER_ATTRIBUTE_MEMORY_TYPE`), or 0 if the driver does not know the memory.
     memory_type: c_uint,
     pub managed: c_uint,
     pub ordinal: c_int,
     pub buffer: u64,
     pub start: u64,
     pub bytes: usize,
-    /// True for memory of `cuMemAlloc`, to which `cuCtxEnablePeerAccess` grants access. Access to memory of pools and of the virtual memory
-    /// API is granted per device.
+    /// Nonzero for memory of `cuMemAlloc`. `cuCtxEnablePeerAccess` grants other GPUs access to this memory. For memory of pools and of the
+    /// virtual memory API, access is granted separately for each GPU.
     pub plain: c_uint,
 }
 
@@ -34,8 +34,8 @@ impl Attributes {
         self.memory_type == CUmemorytype::CU_MEMORYTYPE_HOST as c_uint
     }
 
-    /// Returns the address range in which these attributes are uniform, which is the whole allocation. Returns `None` for pools and the
-    /// virtual memory API, because different GPUs may have access to parts of such memory.
+    /// Returns the address range in which these attributes are uniform, which is the whole allocation. Returns `None` for memory of pools
+    /// and of the virtual memory API, because different GPUs may have access to different parts of such memory.
     pub fn uniform_range(&self) -> Option<Range<u64>> {
         let uniform = self.plain != 0 || self.is_host();
         uniform.then(|| self.start..self.start.saturating_add(self.bytes as u64))
@@ -48,8 +48,8 @@ impl Attributes {
 }
 
 impl Gpus {
-    /// True if the memory at the address still belongs to allocation `id`. If the driver assigns no buffer id, the result is true for any
-    /// allocation at the address. Requires a current context.
+    /// True if the memory at `address` still belongs to the allocation with the identifier `id`. If the driver has assigned no buffer ID,
+    /// the result is true for any allocation at this address. Requires a current context.
     pub fn is_still(&self, address: u64, id: u64) -> bool {
         let (mut memory_type, mut buffer): (c_uint, u64) = (0, 0);
         let mut names = [CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID]
@@ -60,7 +60,7 @@ impl Gpus {
         code == 0 && memory_type != 0 && (buffer == id || buffer == 0 && id & UNNUMBERED != 0)
     }
 
-    /// Returns the attributes of the memory at `address`. All are 0 for memory that is unknown to the driver.
+    /// Returns the attributes of the memory at `address`. All attributes are 0 if the driver does not know the memory.
     pub fn attributes(&self, address: u64) -> Result<Attributes, BackendError> {
         use CUpointer_attribute::*;
         let mut known = Attributes::default();
@@ -90,25 +90,25 @@ impl Gpus {
         let mut ask = || unsafe { (driver.cuPointerGetAttributes)(count, names.as_mut_ptr(), values.as_mut_ptr(), address) };
         let mut code = ask();
         if code == code::INVALID_CONTEXT {
-            // This thread has no current context. The query works in any context.
+            // The calling thread has no current context. The query works in any context.
             let Some(primary) = self.any_active()? else {
-                // Without a context there is no memory that the driver could know.
+                // Without a context, there is no memory that the driver could know.
                 return Ok(Attributes::default());
             };
             let _current = primary.enter()?;
             code = ask();
         }
         if code != 0 || known.memory_type == 0 {
-            // After a reset the driver does not know the memory that existed before.
+            // After a reset, the driver no longer knows the memory that existed before.
             self.check_alive()?;
         }
         driver.check("cuPointerGetAttributes", code)?;
         Ok(known)
     }
 
-    /// True if `gpu` may read and write this range of memory of a pool or of the virtual memory API, which GPU `owner` owns. A GPU always
-    /// has access to its own memory of this kind, and the program may give access to other GPUs. A range may be mapped from several chunks
-    /// (PyTorch's expandable segments), and different GPUs may have access to each chunk.
+    /// True if `gpu` may read and write a range of memory that is in a pool or comes from the virtual memory API. `owner` is the GPU that
+    /// owns the memory. The owner always has access, and the program may grant access to other GPUs. A range may be mapped from several
+    /// chunks (PyTorch's expandable segments), each with its own access permissions.
     pub fn is_let_in(&self, gpu: usize, address: u64, bytes: u64, owner: usize) -> Result<bool, BackendError> {
         let _current = self.peered(gpu)?.enter()?;
         let end = address.saturating_add(bytes.max(1));
@@ -127,15 +127,15 @@ impl Gpus {
             // SAFETY: There are as many names as values, and each value has its attribute's type. A driver that does not know the
             // attributes leaves the values unchanged.
             let mut code = unsafe { (self.driver.cuPointerGetAttributes)(4, names.as_mut_ptr(), values.as_mut_ptr(), at) };
-            // If the driver reports no chunk, the whole range counts as one.
+            // If the driver reports no chunk, the whole range is treated as one chunk.
             let chunk_end = base.saturating_add(size as u64);
             let chunk_end = if base != 0 && pool.is_null() && (base..chunk_end).contains(&at) { chunk_end } else { end };
             if gpu == owner && at == address && chunk_end >= end {
                 return Ok(true);
             }
             if !pool.is_null() {
-                // The attribute alone is not reliable: it reported access to memory of a pool for a GPU without access, whose copies failed
-                // (driver 580, H200).
+                // The attribute alone is not reliable. It reported access to memory of a pool for a GPU without access, and copies by this
+                // GPU failed (driver 580, H200).
                 let Some(get_access) = self.driver.cuMemPoolGetAccess else { return Ok(false) };
                 flags = 0;
                 let mut location =

@@ -1,4 +1,4 @@
-//! Implements the [`Backend`] interface of the engine for CUDA.
+//! Implements the [`Backend`] interface for NVIDIA GPUs.
 
 use super::discover;
 use super::driver::{Driver, call};
@@ -17,8 +17,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// CUDA backend. The backend exists until its last completion is dropped. It then waits for all work of the GPUs in use and destroys the
-/// objects that it created. The primary contexts stay for the rest of the process.
+/// CUDA backend. Its resources live until the backend and the last completion are dropped. Then it waits for all work of the GPUs in use
+/// and destroys the objects that it created. The primary contexts stay for the rest of the process.
 pub struct CudaBackend(pub(super) Arc<Core>);
 
 impl Drop for CudaBackend {
@@ -28,13 +28,13 @@ impl Drop for CudaBackend {
 }
 
 impl CudaBackend {
-    /// Creates a backend for the visible devices of the driver and `hosts` host NUMA domains. Returns [`BackendError::NoDriver`] with the
-    /// reason if there is no device. Retains no context.
+    /// Creates a backend for the GPUs that are visible to the driver, and for `hosts` host NUMA domains. Returns [`BackendError::NoDriver`]
+    /// with the reason if there is no GPU. Creates no context.
     pub fn new(hosts: u32) -> Result<CudaBackend, BackendError> {
         CudaBackend::on(Driver::get()?, hosts)
     }
 
-    /// Creates a backend like [`new`](CudaBackend::new) with a driver that lacks the optional function `function`, for example
+    /// Creates a backend like [`new`](CudaBackend::new), but with a driver that lacks the optional function `function`, for example
     /// `cuMemcpyBatchAsync`.
     #[cfg(feature = "fault-injection")]
     pub fn without(function: &str, hosts: u32) -> Result<CudaBackend, BackendError> {
@@ -49,20 +49,20 @@ impl CudaBackend {
         Ok(CudaBackend(Arc::new(Core::new(driver, hosts)?)))
     }
 
-    /// True if the driver can copy a batch of segments in one call. Otherwise [`Mechanism::Batch`](crate::plan::Mechanism::Batch) uses
-    /// single copies.
+    /// True if the driver can copy several segments by one call. Otherwise, operations of
+    /// [`Mechanism::Batch`](crate::plan::Mechanism::Batch) use one call for each segment.
     pub fn has_batched_copy(&self) -> bool {
         self.0.gpus.driver.cuMemcpyBatchAsync.is_some()
     }
 
-    /// True if `gpu` can run the fused copy kernel, which is loaded if necessary. Otherwise
-    /// [`Mechanism::Kernel`](crate::plan::Mechanism::Kernel) uses single copies.
+    /// True if `gpu` can run the fused copy kernel, which the call loads if necessary. Otherwise, operations of
+    /// [`Mechanism::Kernel`](crate::plan::Mechanism::Kernel) use single copies.
     pub fn has_copy_kernel(&self, gpu: u32) -> Result<bool, BackendError> {
         Ok(self.0.gpus.primary(gpu as usize)?.kernel().is_some())
     }
 
-    /// Limits every later launch of the fused copy kernel on `gpu` to `blocks` thread blocks; 0 is treated as 1. A kernel with few blocks
-    /// copies slowly, which benchmarks use to emulate narrow links. Returns false if the GPU cannot run the kernel.
+    /// Limits every later launch of the fused copy kernel on `gpu` to `blocks` thread blocks; 0 is treated as 1. Benchmarks use a kernel
+    /// with few blocks to emulate a slow link. Returns false if the GPU cannot run the kernel.
     pub fn limit_copy_kernel(&self, gpu: u32, blocks: u32) -> Result<bool, BackendError> {
         Ok(self.0.gpus.primary(gpu as usize)?.kernel().map(|kernel| kernel.limit(blocks)).is_some())
     }
@@ -90,9 +90,9 @@ impl Backend for CudaBackend {
         identity()
     }
 
-    /// Allocates GPU memory by `cuMemAlloc`, or, on a host domain, pinned memory that every GPU reads and writes directly. Pinned memory of
-    /// 4 MiB or more is in huge pages. The memory of domain 0 is distributed over all NUMA nodes; any other domain is the NUMA node with
-    /// that number. A size of 0 is treated as 1 byte.
+    /// Allocates memory of `device`. For a GPU, this is memory of `cuMemAlloc`. For a host NUMA domain, it is pinned memory that every GPU
+    /// can access directly. Pinned memory of 4 MiB or more uses huge pages. The memory of domain 0 is distributed over all NUMA nodes, and
+    /// any other domain denotes the NUMA node with that number. A size of 0 is treated as 1 byte.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         self.0.allocate(device, bytes, false)
     }
@@ -109,7 +109,7 @@ impl Backend for CudaBackend {
         self.0.register(address, bytes, huge)
     }
 
-    /// Returns the number of staging rings of a program that copy threads do not use.
+    /// Returns the number of staging rings that only streams use, and copy threads do not.
     fn ordered_rings(&self, program: &Program) -> usize {
         program.own_rings()
     }
@@ -126,7 +126,8 @@ impl Backend for CudaBackend {
         self.0.memory.allocated_bytes(device)
     }
 
-    /// Creates a non-blocking stream. A stream of a host domain belongs to a GPU in use, or to the first GPU.
+    /// Creates a non-blocking stream on `device`. If `device` is a host NUMA domain, the stream belongs to a GPU in use, or else to the
+    /// first GPU.
     fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
         self.0.streams.create(&self.0.gpus, device)
     }
@@ -147,7 +148,7 @@ impl Backend for CudaBackend {
         failed_waits.report(|| self.0.number_of(stream), began)
     }
 
-    /// Enqueues a host function `work`, which runs on a thread of the driver and must not call CUDA or this backend. A panic of the
+    /// Enqueues the host function `work`. It runs on a thread of the driver and must call neither CUDA nor this backend. A panic of the
     /// function is logged. Returns [`BackendError::NotSupported`] if the stream is being captured and the driver is older than CUDA 11.3.
     fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError> {
         let _turn = self.0.turn(stream)?;
@@ -174,8 +175,8 @@ impl Backend for CudaBackend {
         self.0.synchronize_event(event)
     }
 
-    /// Enqueues an execution. [`Report::Times`](crate::backend::Report::Times) records timestamps around each operation and uses streams
-    /// (`timing`). Timed and verified executions cannot be captured.
+    /// Enqueues an execution. With [`Report::Times`](crate::backend::Report::Times), its operations run on streams and not in a graph, and
+    /// timestamps are recorded around each operation. Timed and verified executions cannot be captured.
     fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
         self.0.submit(execution)
     }
@@ -184,14 +185,14 @@ impl Backend for CudaBackend {
         self.0.mark_moment(stream)
     }
 
-    /// Loads and creates the resources that an execution needs. In a capturing stream these are the resources for operations on streams,
-    /// because the capture itself creates a graph's staging memory. Loading a kernel waits for the GPU.
+    /// Loads and creates the resources that an execution needs. If the stream is being captured, these are the resources for operations on
+    /// streams, because a capture allocates the graph's staging memory itself. The call may load a kernel, which waits for the GPU.
     fn prepare(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
         self.0.prepare(execution)
     }
 
-    /// Waits for all work of every GPU in use, including the caller's, like `cudaDeviceSynchronize`, but not for work that is being
-    /// captured.
+    /// Waits for all work of every GPU in use, including work that this backend did not enqueue, like `cudaDeviceSynchronize`. Work that is
+    /// being captured is excluded.
     fn synchronize(&self) -> Result<(), BackendError> {
         self.0.gpus.drain()
     }
@@ -204,7 +205,7 @@ impl Backend for CudaBackend {
         self.0.graphs.statistics()
     }
 
-    /// Returns the UUID of a GPU, or, for a host domain, an id made from its number.
+    /// Returns the UUID of a GPU. For a host NUMA domain, returns an identifier that is derived from the domain's number.
     fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
         self.0.gpus.device_uuid(device)
     }
@@ -229,8 +230,8 @@ impl Backend for CudaBackend {
         if self.0.sharing.release(&self.0.gpus, base)? { Ok(()) } else { Err(BackendError::InvalidPointer(base)) }
     }
 
-    /// Enqueues a wait for signals. Their counters are in shareable host memory of `mp_alloc`, of this process or of the process that has
-    /// exported it.
+    /// Enqueues a wait for signals. The counters of the signals must be in shareable host memory that this process or another process has
+    /// allocated by `mp_alloc`.
     fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal], by: SignalWait) -> Result<(), BackendError> {
         self.0.wait_signals(stream, signals, by)
     }
@@ -278,13 +279,13 @@ impl Backend for CudaBackend {
         self.0.gpus.load_kernels();
     }
 
-    /// Calls `work` with the context of the stream's GPU current.
+    /// Calls `work` while the context of the stream's GPU is current.
     fn in_stream(&self, stream: StreamHandle, work: &mut dyn FnMut(bool)) -> Result<(), BackendError> {
         self.0.in_stream(stream, work)
     }
 
-    /// True if a stream has no pending work. Always false for streams that are not non-blocking, because their work is also ordered after
-    /// the default stream.
+    /// True if the stream has no pending work. The result is always false for blocking and default streams, because their work is also
+    /// ordered with work of the default stream or other streams.
     fn is_idle(&self, stream: StreamHandle) -> bool {
         self.0.is_idle(stream)
     }

@@ -1,9 +1,10 @@
-//! Attaches host functions and staging memory to the graphs into which streams are captured.
+//! Attaches host functions and staging memory to graphs that are created by stream capture.
 //!
-//! Objects used by a captured graph must live for as long as the graph can be launched. They therefore belong to the graph as a user
+//! Objects that a captured graph uses must live as long as the graph can be launched. They are therefore attached to the graph as a user
 //! object. The driver calls the destructor of the user object when the graph and all its clones and instances have been destroyed. The
-//! destructor runs on a thread that must not call the driver, so it does not free staging memory but stores it ([`Spare`]). The next
-//! capture that needs a block of this size uses it, or the next call that frees memory, in any context of the process, frees it.
+//! destructor runs on a thread that must not call the driver. It therefore does not free staging memory but stores it ([`Spare`]). The next
+//! capture that needs a block of this size reuses the block. Otherwise, the next call that frees memory frees it, in whichever context of
+//! the process.
 
 use super::driver::{CUgraph, CUstream, Driver, call_optional, lock};
 use super::gpus::Gpus;
@@ -18,23 +19,23 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Alignment in bytes of staging rings, equal to that in the staging memory of plans.
+/// Alignment in bytes of staging rings. It equals the alignment in the staging memory of plans.
 const ALIGNMENT: u64 = 256;
 
-/// Staging memory on one device that belongs to a graph.
+/// Block of staging memory on one device, used by one graph at a time.
 struct Block {
     driver: &'static Driver,
     device: DeviceId,
-    /// GPU in whose context the block was allocated, and the driver's number of that context.
+    /// GPU in whose context the block was allocated. The next field is the driver's number of that context.
     gpu: usize,
     context: u64,
     address: u64,
     bytes: u64,
-    /// Pages of a block in host memory, if this library has mapped them itself.
+    /// Pages of a block in host memory if this library has mapped them, and otherwise `None`.
     pages: Option<HostPages>,
 }
 
-/// Staging memory of a captured execution, attached to its graph.
+/// Staging memory of one captured execution, attached to the captured graph.
 struct GraphBlocks(Vec<Block>);
 
 impl Drop for GraphBlocks {
@@ -44,11 +45,11 @@ impl Drop for GraphBlocks {
     }
 }
 
-/// Staging memory of destroyed graphs, kept for reuse. It belongs to the process, because graphs may outlive the contexts from which they
+/// Staging memory of destroyed graphs, stored for reuse. It belongs to the process, because graphs may outlive the contexts in which they
 /// were captured.
 struct Spare {
     blocks: Mutex<Vec<Block>>,
-    /// Number of blocks that are kept for reuse. While the number is 0, no thread takes the lock.
+    /// Number of blocks that are stored for reuse. While the number is 0, no thread acquires the lock.
     count: AtomicUsize,
 }
 
@@ -75,8 +76,8 @@ impl Spare {
     }
 }
 
-/// Allocates staging rings for an execution that is being captured, and attaches them to the graph. Returns the base address of each ring.
-/// Requires the stream's context to be current.
+/// Allocates staging rings for an execution that is being captured, and attaches them to the captured graph. Returns the base address of
+/// each ring. Requires the stream's context to be current.
 pub(super) fn capture_rings(gpus: &Gpus, execution: &Execution<'_>, raw: CUstream) -> Result<Arc<[u64]>, BackendError> {
     let rings = &execution.program.rings;
     if rings.is_empty() {
@@ -102,7 +103,7 @@ pub(super) fn capture_rings(gpus: &Gpus, execution: &Execution<'_>, raw: CUstrea
     Ok(bases.into())
 }
 
-/// Returns a block of exactly this size: one of a destroyed graph, or a new one.
+/// Returns a block of exactly `bytes` bytes on `device`: a stored block of a destroyed graph, or a new block.
 fn block(gpus: &Gpus, device: DeviceId, bytes: u64) -> Result<Block, BackendError> {
     let mut taken = false;
     let spare = SPARE.take(|block| {
@@ -119,17 +120,17 @@ fn block(gpus: &Gpus, device: DeviceId, bytes: u64) -> Result<Block, BackendErro
     Ok(Block { driver: gpus.driver, device, gpu, context: gpus.primary(gpu)?.id, address, bytes, pages })
 }
 
-/// True if the block was allocated through this driver and its context has not been reset.
+/// True if the block was allocated through this driver and the context of its GPU has not been reset since.
 fn may_use(gpus: &Gpus, block: &Block) -> bool {
     let primary = gpus.devices.get(block.gpu).and_then(|device| device.used());
     std::ptr::eq(block.driver, gpus.driver) && primary.is_some_and(|primary| primary.id == block.context && !primary.is_lost())
 }
 
-/// Frees the staging memory of destroyed graphs. Like every call that frees memory, it may wait for all work of a GPU.
+/// Frees the stored staging memory of destroyed graphs. Like every call that frees GPU memory, it may wait for all work of a GPU.
 pub(super) fn free_spare_blocks(gpus: &Gpus) {
     for block in SPARE.take(|block| std::ptr::eq(block.driver, gpus.driver)) {
         let Block { device, gpu, address, pages, .. } = &block;
-        // The block may have been allocated by another context of the process that no longer exists.
+        // The block may come from another context of the process that no longer exists.
         let known = gpus.primary(*gpu).is_ok() && may_use(gpus, &block);
         if known && let Err(error) = memory::give_back(gpus, *device, *gpu, *address, pages.as_ref()) {
             log::warn!("staging memory of a graph: {error}");
@@ -137,8 +138,8 @@ pub(super) fn free_spare_blocks(gpus: &Gpus) {
     }
 }
 
-/// Attaches `kept` to the graph of a capturing stream, so that `kept` is dropped with the graph. `purpose` describes the use of `kept` in
-/// an error text.
+/// Attaches the object `kept` to the graph that is being captured from a stream. The object is dropped when the graph is destroyed. Returns
+/// the object's address. `purpose` describes the use of the object in an error message.
 pub(super) fn keep_in_graph<T: Send>(driver: &Driver, raw: CUstream, kept: T, purpose: &str) -> Result<*mut T, BackendError> {
     if driver.cuUserObjectCreate.is_none() || driver.cuUserObjectRelease.is_none() || driver.cuGraphRetainUserObject.is_none() {
         let lacks = driver.lacks(&format!("cuUserObjectCreate to {purpose}"));
@@ -163,7 +164,7 @@ pub(super) fn keep_in_graph<T: Send>(driver: &Driver, raw: CUstream, kept: T, pu
     Ok(kept)
 }
 
-/// Returns the graph into which a stream is being captured.
+/// Returns the graph that is being captured from a stream.
 fn captured_graph(driver: &Driver, raw: CUstream) -> Result<CUgraph, BackendError> {
     let (mut status, mut graph): (c_uint, CUgraph) = (0, null_mut());
     // SAFETY: Each output is a variable that outlives the call, or NULL if its value is not needed.
@@ -180,7 +181,7 @@ fn captured_graph(driver: &Driver, raw: CUstream) -> Result<CUgraph, BackendErro
     Ok(graph)
 }
 
-/// Drops an object that [`keep_in_graph`] has attached. Used as the destructor of a user object; may run on any thread of the driver.
+/// Drops an object that [`keep_in_graph`] has attached to a graph. The driver calls this destructor on any of its threads.
 pub(super) unsafe extern "C" fn drop_kept<T>(kept: *mut c_void) {
     // SAFETY: `kept` was created by `Box::into_raw` for type `T`, and this function is called once for it.
     let kept = unsafe { Box::from_raw(kept.cast::<T>()) };

@@ -1,14 +1,14 @@
-//! Chooses the exec (executable graph) that is launched next. No function calls the driver, so each decision is tested without a GPU.
+//! Chooses the executable graph that is launched next. No function here calls the driver, so each decision is tested without a GPU.
 
 use smallvec::SmallVec;
 
 /// Maximum number of executable graphs of one program.
 pub(super) const MOST_EXECS: usize = 8;
-/// Number of address changes (re-pointings) of a program's executable graphs after which one more graph is instantiated instead. By then
+/// Number of address changes (re-pointings) of a program's executable graphs after which one more graph is instantiated. At this number,
 /// the changes have cost more than an instantiation, for example because the program alternates between two sets of buffers.
 const REPOINTS_FOR_ONE_EXEC: u32 = 16;
 
-/// Properties of an executable graph on which the choice of the next graph depends.
+/// Properties of an executable graph that affect the choice of the graph to launch.
 #[derive(Copy, Clone)]
 pub(super) struct Seen {
     pub same_addresses: bool,
@@ -16,21 +16,25 @@ pub(super) struct Seen {
     pub number: u64,
 }
 
-/// Executable graph to launch next, with the change that it needs first.
+/// Decision on which executable graph is launched next, and whether it must be changed first. Numbers are indices in the list of executable
+/// graphs.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     Launch(usize),
     Repoint(usize),
     Instantiate,
-    /// All executable graphs are in use. Launch the one with this index after its last launch, with changed addresses if they differ.
+    /// All executable graphs are in use. The graph with this index is launched after its last launch, and its addresses are changed first
+    /// if they differ.
     Wait(usize),
 }
 
-/// Chooses among the executable graphs that no thread is launching. `is_full` is true if no more may be created. `is_idle` queries the
+/// Chooses an executable graph among those that no thread is launching. `seen` contains the properties of these graphs, and `repoints` is
+/// the number of address changes since the last instantiation. `is_full` is true if no further graph may be created. `is_idle` queries the
 /// driver, so it is called as rarely as possible.
 pub(super) fn choose(seen: &[Seen], is_full: bool, repoints: u32, is_idle: impl Fn(usize) -> bool) -> Choice {
     let bound = |index: &usize| seen[*index].same_addresses;
-    // In the stream of its last launch, an executable graph starts after that launch whether or not the launch has finished.
+    // An executable graph that is launched in the stream of its last launch starts after that launch, even if the launch has not finished
+    // yet.
     if let Some(index) = (0..seen.len()).filter(bound).find(|index| seen[*index].same_stream) {
         return Choice::Launch(index);
     }

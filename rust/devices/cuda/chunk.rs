@@ -1,9 +1,10 @@
-//! Allocates GPU memory by the virtual memory API. Such memory is shared with other processes by a file descriptor.
+//! Allocates GPU memory by CUDA's virtual memory API. Such memory can be shared with other processes by a file descriptor.
 //!
-//! CUDA IPC opens memory of `cuMemAlloc` together with the driver's whole block. The driver refuses to open it (208, `ALREADY_MAPPED`) if
-//! another library of the process has that block open, or still has a mapping of a freed block at the same address, as UCX may. A
-//! descriptor can be mapped any number of times, and its memory shares no block. The library therefore allocates its own shared memory
-//! here. Memory of `mp_alloc` is allocated by `cuMemAlloc`, because programs pass it to MPI, and UCX supports only CUDA IPC.
+//! CUDA IPC can only open the driver's whole block that contains an allocation of `cuMemAlloc`. The driver refuses to open it (208,
+//! `ALREADY_MAPPED`) in two cases: another library of the process has opened that block, or another library still has a mapping of a freed
+//! block at the same address. Both may happen with UCX. A file descriptor can be mapped any number of times, and its memory shares no block
+//! with other memory. The library therefore uses this module for its own shared memory. Memory of `mp_alloc` is allocated by `cuMemAlloc`,
+//! because programs pass it to MPI, and UCX supports only CUDA IPC.
 
 use super::driver::{Code, Driver, OutsideCapture, call_optional, code, handle};
 use super::gpus::Gpus;
@@ -14,7 +15,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute};
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ffi::{c_int, c_uint, c_void};
 
-/// Memory that the virtual memory API has mapped for every visible GPU that can reach it.
+/// GPU memory that is mapped by the virtual memory API for every visible GPU that can access it.
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub base: u64,
@@ -24,7 +25,7 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    /// Allocates at least `bytes` bytes on `gpu`. Returns `None` if the driver does not support this kind of memory.
+    /// Allocates at least `bytes` bytes on `gpu` and maps them. Returns `None` if the driver does not support this kind of memory.
     pub fn new(gpus: &Gpus, gpu: usize, bytes: u64) -> Result<Option<Chunk>, BackendError> {
         let (driver, ordinal) = (gpus.driver, gpus.devices[gpu].ordinal);
         let supported = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
@@ -58,7 +59,7 @@ impl Chunk {
         }
     }
 
-    /// Maps `bytes` bytes of another process's memory, which is on GPU `owner`.
+    /// Maps `bytes` bytes of memory that another process has exported as a file descriptor. The memory is on GPU `owner`.
     pub fn import(gpus: &Gpus, descriptor: &OwnedFd, bytes: u64, owner: usize) -> Result<Chunk, BackendError> {
         let driver = gpus.driver;
         let _outside = OutsideCapture::enter(driver);
@@ -71,7 +72,8 @@ impl Chunk {
         Chunk::map(gpus, memory, bytes, owner)
     }
 
-    /// Maps the memory of a handle for every GPU that can reach it, and takes ownership of the handle. Requires a current context.
+    /// Maps the memory of the handle `memory` for every GPU that can access it, and takes ownership of the handle. Requires a current
+    /// context.
     fn map(gpus: &Gpus, memory: u64, bytes: u64, owner: usize) -> Result<Chunk, BackendError> {
         let (driver, size) = (gpus.driver, bytes as usize);
         let mut base = 0;
@@ -99,12 +101,12 @@ impl Chunk {
         Ok(Chunk { base, bytes, memory })
     }
 
-    /// Returns the file descriptor that another process needs to map the memory.
+    /// Exports the memory as a file descriptor, by which another process can map it.
     pub fn descriptor(&self, driver: &Driver) -> Result<OwnedFd, BackendError> {
         descriptor_of(driver, self.memory)
     }
 
-    /// Unmaps and frees the memory. The caller guarantees that work which uses it has finished.
+    /// Unmaps and frees the memory. The caller guarantees that all work which uses it has finished.
     pub fn unmap(self, gpus: &Gpus) -> Result<(), BackendError> {
         if gpus.has_lost() {
             return Ok(());
@@ -120,7 +122,7 @@ impl Chunk {
     }
 }
 
-/// Exports memory of the virtual memory API as a descriptor.
+/// Exports memory of the virtual memory API as a file descriptor. `memory` is the driver's handle of the memory.
 pub(super) fn descriptor_of(driver: &Driver, memory: u64) -> Result<OwnedFd, BackendError> {
     let mut descriptor: c_int = -1;
     // SAFETY: For this handle type the driver writes a file descriptor, and the output is a variable of that type.
@@ -133,7 +135,7 @@ pub(super) fn is(error: &BackendError, wanted: Code) -> bool {
     matches!(error, BackendError::Driver { code, .. } if *code == i64::from(wanted))
 }
 
-/// Logs the error of a driver or platform that does not support this kind of memory, and returns `Ok(None)`.
+/// Logs an error that means that the driver or the platform does not support this kind of memory, and returns `Ok(None)`.
 fn none_of(error: BackendError) -> Result<Option<Chunk>, BackendError> {
     log::debug!("memory for other processes is allocated by cuMemAlloc: {error}");
     Ok(None)

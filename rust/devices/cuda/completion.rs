@@ -1,4 +1,4 @@
-//! Tracks whether an execution has finished.
+//! Tracks whether executions have finished.
 
 use super::device::Mark;
 use super::driver::{CUevent, Driver, OutsideCapture, call, code, lock};
@@ -12,25 +12,25 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Completion of an execution, recorded by an event after its last copy in the caller's stream.
+/// Completion of an execution. It refers to an event that is recorded in the caller's stream after the last copy of the execution.
 #[derive(Debug)]
 pub(super) struct Finished {
-    // Declared before `owner`, so that it is dropped first: its pool lives in `owner`.
+    // This field is declared before `owner`, so that it is dropped first. The event's pool lives in `owner`.
     mark: Mark,
     owner: Arc<dyn Owner>,
     gpu: usize,
-    /// Unique number of the caller's stream, or `None` if the stream has none ([`Start`]).
+    /// Unique number of the caller's stream, or `None` if the stream has none (see [`Start`]).
     stream: Option<u64>,
-    /// Result of comparing destinations with sources. `None` if this was not requested.
+    /// Result of comparing the destinations with the sources. `None` if the comparison was not requested.
     verdict: Option<Arc<Verdict>>,
     timed: Mutex<Timed>,
-    /// Waits that preceded the execution in its stream and may have failed.
+    /// Waits for signals that preceded the execution in its stream and may have failed.
     behind: Behind,
     /// True once a caller has found that the execution has finished.
     is_seen_done: AtomicBool,
 }
 
-/// State of the timestamps of the execution's operations. The timestamps are boxed, because nearly all executions have none.
+/// State of the timestamps of an execution's operations. The timestamps are boxed, because nearly all executions have none.
 #[derive(Debug)]
 enum Timed {
     No,
@@ -39,16 +39,17 @@ enum Timed {
 }
 
 impl Finished {
-    /// Creates the completion of an execution whose stream had the state `start`. `mark` is an event of the stream's GPU, which the caller
-    /// records.
+    /// Creates the completion of an execution. `start` is the state of the caller's stream, and `mark` is an event of that stream's GPU.
+    /// The caller must record the event.
     pub fn new(owner: Arc<dyn Owner>, mark: Mark, start: &Start, verdict: Option<Arc<Verdict>>) -> Finished {
         let &Start { gpu, number, ref behind } = start;
         let (timed, behind) = (Mutex::new(Timed::No), behind.clone());
         Finished { mark, owner, gpu, stream: number, verdict, timed, behind, is_seen_done: AtomicBool::new(false) }
     }
 
-    /// Reuses this completion for another execution, if no other reference to it exists and its event belongs to the GPU of the new
-    /// execution. Otherwise returns `None`. The caller must record the event.
+    /// Returns this completion for use by another execution, and resets it. Returns `None` if another reference to the completion exists,
+    /// if its event belongs to a GPU other than that of the new execution, or if it has the result of a comparison. The caller must record
+    /// the event.
     pub fn renewed(mut self: Arc<Finished>, start: &Start) -> Option<Arc<Finished>> {
         let end = Arc::get_mut(&mut self)?;
         if end.gpu != start.gpu || end.verdict.is_some() {
@@ -60,17 +61,18 @@ impl Finished {
         Some(self)
     }
 
-    /// Attaches the timestamps of the execution.
+    /// Attaches the timestamps of the execution's operations.
     pub fn time(&self, timing: Timing) {
         *lock(&self.timed) = Timed::Enqueued(Box::new(timing));
     }
 
-    /// Returns the event that marks the end of the execution. It is not reused until the completion is dropped.
+    /// Returns the event that marks the end of the execution. The event is not reused before the completion is dropped.
     pub fn event(&self) -> CUevent {
         self.mark.event()
     }
 
-    /// True if the execution was enqueued into the stream with this number. Later work of that stream is ordered after the execution.
+    /// True if the execution was enqueued into the stream with the number `stream`. Later work of that stream is ordered after the
+    /// execution. False if `stream` is `None`.
     pub fn is_in(&self, stream: Option<u64>) -> bool {
         stream.is_some() && stream == self.stream
     }
@@ -105,7 +107,7 @@ impl CompletionState for Finished {
     }
 
     fn is_known_done(&self) -> bool {
-        // Making a stream wait for a completed event costs the driver a fraction of a query.
+        // Making a stream wait for a completed event takes less time than querying the event, so no query is made here.
         self.is_seen_done.load(Ordering::Acquire)
     }
 
@@ -119,7 +121,8 @@ impl CompletionState for Finished {
         self.wait()?;
         let mut timed = lock(&self.timed);
         if let Timed::Enqueued(timing) = &*timed {
-            // The timestamps are read and released here, because a completion may be kept for long as the last user of staging memory.
+            // The timestamps are read now, and their events are destroyed. The completion itself may be kept for a long time, because it
+            // may be that of the last user of staging memory.
             *timed = Timed::Read(Box::new(timing.read()?));
         }
         match &*timed {
@@ -133,7 +136,7 @@ impl CompletionState for Finished {
     }
 }
 
-/// Completion of a captured execution, which has not run. The execution runs at every launch of the graph.
+/// Completion of a captured execution. The execution does not run when it is captured, but at every launch of the graph.
 #[derive(Debug)]
 pub(super) struct Captured;
 

@@ -1,4 +1,4 @@
-//! Enqueues one operation of a program: as a kernel, as a batch, or as single copies.
+//! Enqueues one operation of a program: as a kernel, as a batched copy, or as single copies.
 
 use super::addresses::{address, segment};
 use super::device::Mark;
@@ -14,8 +14,8 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 
 impl Core {
-    /// Enqueues one operation in the stream of its lane (sequence of operations), with timestamps if requested, and with the signals
-    /// between streams and copy threads.
+    /// Enqueues one operation in the stream of its lane (sequence of operations). If requested, the operation is enclosed in timestamps. If
+    /// copy threads take part in the execution, the stream also waits for and notifies these threads.
     pub fn enqueue_op(
         &self,
         execution: &Execution<'_>,
@@ -62,9 +62,10 @@ impl Core {
         op.copies.iter().try_for_each(|copy| self.enqueue_copy(execution, copy, lane.state, lane.stream))
     }
 
-    /// Enqueues a copy. If the driver knows the memory of both ends, the copy uses the call for device memory, which returns an error for
-    /// memory that its owner has freed. `cuMemcpyAsync` would treat such memory as host memory and access it immediately, which kills the
-    /// process (H200, driver 580). Both calls take the same time, and both accept pinned memory as device memory.
+    /// Enqueues a copy in a stream. If the driver knows the memory of both the source and the destination, the copy uses the call for
+    /// device memory, because this call returns an error for freed memory. `cuMemcpyAsync` would treat freed memory as host memory and
+    /// access it immediately, which kills the process (H200, driver 580). Both calls take the same time, and both accept pinned host memory
+    /// as device memory.
     pub fn enqueue_copy(&self, execution: &Execution<'_>, copy: &Copy, state: &PlanState, stream: usize) -> Result<(), BackendError> {
         let driver = self.gpus.driver;
         let Segment { dst, src, bytes } = segment(execution, copy);
@@ -75,24 +76,25 @@ impl Core {
             if code != code::INVALID_VALUE || !self.are_known(dst, src) {
                 return driver.check("cuMemcpyDtoDAsync", code);
             }
-            // An end is registered host memory, which GPUs access at another address.
+            // The source or the destination is registered host memory, which GPUs access at an address other than the CPU's.
         } else {
-            // The check is cheap compared with a copy of pageable memory, which occupies the calling thread for the duration of the copy.
+            // The check takes little time compared with a copy of pageable memory, which occupies the calling thread for the duration of
+            // the copy.
             self.check_freed(execution, state)?;
         }
         // SAFETY: The ranges are valid for the reasons given for the call above.
         unsafe { call!(driver, cuMemcpyAsync(dst, src, bytes as usize, handle(stream))) }
     }
 
-    /// True if the driver knows the memory of the source and the destination of a copy at present.
+    /// True if the driver currently knows the memory of both the source and the destination of a copy.
     #[cold]
     fn are_known(&self, dst: u64, src: u64) -> bool {
         [dst, src].iter().all(|address| self.gpus.attributes(*address).is_ok_and(|known| known.is_device() || known.is_host()))
     }
 
-    /// Returns an error for an execution whose memory another library has freed. The driver does not return one: a graph or a kernel
-    /// faults, after which the GPU's context is lost, and a batched copy kills the process (H200, driver 580). The check takes about 70 ns
-    /// for each allocation that does not belong to this backend. For its own memory, the backend records when it is freed.
+    /// Returns an error if another library has freed memory of the execution. The driver returns no error in this case: a graph or a kernel
+    /// faults, after which the GPU's context is unusable, and a batched copy kills the process (H200, driver 580). The check takes about 70
+    /// ns for each allocation that does not belong to this backend. The backend tracks the freeing of its own memory in other ways.
     pub fn check_freed(&self, execution: &Execution<'_>, state: &PlanState) -> Result<(), BackendError> {
         let watched = state.watched(|memory| {
             let mut found: Vec<(u64, u64)> =
@@ -107,13 +109,13 @@ impl Core {
         )
     }
 
-    /// Enqueues a copy of a lane if no GPU may access all memory of the plan. A GPU that may access the source and the destination makes
-    /// this copy, in an internal stream of its own. The internal stream waits for the lane's earlier work, and the lane's later work waits
-    /// for the internal stream.
+    /// Enqueues a copy of a lane (sequence of operations) whose GPU may not access all memory of the plan. A GPU that may access both the
+    /// source and the destination makes this copy in an internal stream. The internal stream waits for the lane's earlier work, and the
+    /// lane's later work waits for the internal stream.
     #[cold]
     fn enqueue_by_whoever_may(&self, execution: &Execution<'_>, copy: &Copy, lane: &Lane<'_>, capturing: bool) -> Result<(), BackendError> {
         let gpu = self.able_to_copy(lane.at.gpu, segment(execution, copy))?;
-        // Records the addresses of the source and the destination as used by that GPU.
+        // This call also determines the addresses that this GPU uses for the source and the destination.
         self.plan_is_reached(execution, gpu)?;
         let own = self.own_ends(execution, gpu);
         let own = &execution.with_ends(own.as_ref());
@@ -129,7 +131,8 @@ impl Core {
         let stream = primary.lane(lane.caller, capturing)?;
         let enqueued = lane.primary.record(lane.stream).and_then(|before| {
             wait(stream, before)?;
-            // The context is entered for the copy alone: the lane may be a default stream, which denotes another stream in that context.
+            // The context is current only during the enqueueing of the copy. The lane's stream may be a default stream, and its handle
+            // would denote another stream in that context.
             primary.enter().and_then(|_current| self.enqueue_copy(own, copy, lane.state, stream))?;
             wait(lane.stream, primary.record(stream)?)
         });
@@ -143,10 +146,10 @@ impl Core {
         enqueued
     }
 
-    /// Enqueues all copies of an operation as one batched copy. Returns false if the driver does not support batched copies at all, or in
-    /// this stream.
+    /// Enqueues all copies of an operation as one batched copy. Returns false if the driver does not support batched copies, or not in this
+    /// stream.
     fn enqueue_batch(&self, execution: &Execution<'_>, op: &Op, lane: &Lane<'_>, capturing: bool) -> Result<bool, BackendError> {
-        // The driver refuses batches in a default stream and does not capture them.
+        // The driver refuses batched copies in a default stream, and cannot capture them.
         let Some(batch) = self.gpus.driver.cuMemcpyBatchAsync.filter(|_| !capturing && lane.stream > 2) else { return Ok(false) };
         let _current = lane.primary.enter()?;
         let mut dsts: SmallVec<[u64; 32]> = op.copies.iter().map(|copy| address(execution, copy.to)).collect();

@@ -1,4 +1,4 @@
-//! Manages the primary context of each GPU with its events, its copy kernel, and its lanes (internal streams).
+//! Manages the primary context of each GPU, with its events, its copy kernel and its internal streams (lanes).
 
 use super::discover::uuid_text;
 use super::driver::{CUcontext, CUdevice, CUevent, CUstream, Current, Driver, OutsideCapture, call, code, handle, lock};
@@ -12,26 +12,27 @@ use std::ffi::c_uint;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Size in bytes of an allocation that is made only to be freed, because freeing waits for all work.
+/// Size in bytes of an allocation that is made only to be freed, because freeing GPU memory waits for all work of the GPU.
 const DRAINED_BYTES: usize = 256;
 
-/// Maximum number of internal streams (lanes) of one GPU. Once a GPU has this many, an execution reuses a busy one instead of creating
+/// Maximum number of internal streams (lanes) of one GPU. If all of these are busy, an execution reuses a busy one instead of creating
 /// another.
 const MOST_LANES: usize = 32;
 
-/// Identity of the stream into which a caller enqueues an execution, as far as the stream's handle distinguishes it from other streams.
+/// Identity of the stream into which a caller enqueues an execution, as far as the stream's handle identifies the stream.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Caller(usize);
 
 impl Caller {
-    /// Identity of a stream that cannot be identified. It does not equal any identity, not even itself.
+    /// Identity of a stream that cannot be identified. It compares as different from every identity, including itself.
     const UNKNOWN: Caller = Caller(usize::MAX);
 
-    /// Creates the identity of the stream with this handle, which belongs to `gpu`. The legacy default stream of each GPU has two handles,
-    /// which are the same on all GPUs. The per-thread default stream of every thread has the same handle, so it cannot be identified.
+    /// Creates the identity of the stream with the handle `stream`, which belongs to `gpu`. The legacy default stream of each GPU has two
+    /// handles, which are the same on all GPUs. The per-thread default streams of all threads have the same handle, so they cannot be
+    /// identified.
     pub fn new(stream: usize, gpu: usize) -> Caller {
         match stream {
-            // The handles that the driver creates are larger numbers than these.
+            // Handles that the driver creates are larger than any GPU number.
             0 | 1 => Caller(gpu),
             2 => Caller::UNKNOWN,
             handle => Caller(handle),
@@ -44,19 +45,19 @@ impl Caller {
     }
 }
 
-/// GPU visible to this process, with its primary context once that was retained.
+/// GPU that is visible to this process. It contains the primary context after the context has been retained.
 #[derive(Debug)]
 pub(super) struct Device {
     pub ordinal: CUdevice,
     primary: OnceLock<Primary>,
-    /// Lock held while the primary context is retained, so that two threads do not retain it twice.
+    /// Lock that a thread holds while it retains the primary context, so that two threads do not retain the context twice.
     retaining: Mutex<()>,
 }
 
-/// Bit mask of the GPUs whose primary contexts this process keeps. A context stays until the process ends, as with the CUDA runtime.
-/// Otherwise the driver would destroy a primary context with its last user and create a new one for the next user. Few programs cause this,
-/// and the driver does not handle it reliably: when the GPU tests did it continually, `cuGraphLaunch` crashed in two of about fifty runs,
-/// directly or as a side effect (driver 580.159.04, docs/guide/gpus.md).
+/// Bit mask of the GPUs whose primary contexts this process keeps until it ends, like the CUDA runtime does. Otherwise, the driver would
+/// destroy a primary context with its last user and create a new one for the next user. Few programs cause this, and the driver does not
+/// handle it reliably. When the GPU tests caused it continually, `cuGraphLaunch` crashed in two of about fifty runs, directly or as a side
+/// effect (driver 580.159.04, docs/guide/gpus.md).
 static KEPT: AtomicU64 = AtomicU64::new(0);
 
 /// Primary context of a GPU, which the CUDA runtime and every library on top of it use.
@@ -64,29 +65,29 @@ static KEPT: AtomicU64 = AtomicU64::new(0);
 pub(super) struct Primary {
     driver: &'static Driver,
     ordinal: CUdevice,
-    /// `CUcontext`, valid while this value lives, unless the device is reset.
+    /// Handle of the context (`CUcontext`). It is valid while this value lives, unless the device is reset.
     context: usize,
     /// Driver's unique number of the context ([`Driver::context_id`]), or 0 if the driver has no context numbers.
     pub id: u64,
     /// True once a reset of the device has been detected.
     is_lost: AtomicBool,
-    /// `CUevent`s of this context without timestamps that no execution uses at present.
+    /// Unused events (`CUevent`) of this context that have no timestamps.
     events: Arc<Mutex<Vec<usize>>>,
-    /// `CUevent`s of this context with timestamps that no execution uses at present.
+    /// Unused events (`CUevent`) of this context that have timestamps.
     timers: Arc<Mutex<Vec<usize>>>,
     lanes: Mutex<Lanes>,
-    /// `CUstream` handles created for callers, including those that the caller has destroyed.
+    /// Handles of streams (`CUstream`) that were created for callers, including streams that the caller has destroyed.
     callers: Mutex<Vec<usize>>,
     retired: Mutex<Vec<usize>>,
     kernel: OnceLock<Option<Kernel>>,
-    /// Bit mask of the GPUs for which this context has tried to enable peer access, whether or not access is available.
+    /// Bit mask of the GPUs for which this context has tried to enable peer access, successfully or not.
     pub peers: AtomicU64,
-    /// Bit mask of the GPUs whose `cuMemAlloc` memory this context can access, its own GPU included.
+    /// Bit mask of the GPUs whose `cuMemAlloc` memory this context can access, including its own GPU.
     pub access: AtomicU64,
 }
 
-/// Event from a context's pool, which returns to the pool on drop. Work that already waits for the event keeps waiting for the recording
-/// that it saw.
+/// Event from a context's pool of events. Dropping the value returns the event to the pool. A stream that already waits for the event is
+/// not affected if the event is recorded again.
 #[derive(Debug)]
 pub(super) struct Mark {
     pool: Arc<Mutex<Vec<usize>>>,
@@ -106,45 +107,45 @@ impl Drop for Mark {
     }
 }
 
-/// Internal stream (lane) into which no thread enqueues at present.
+/// Internal stream (lane) that no execution uses at present, with the stream that waits for its last work.
 #[derive(Copy, Clone, Debug)]
 struct Idle {
     /// Handle of the internal stream (`CUstream`).
     stream: usize,
-    /// Stream of the execution that used this internal stream last. That stream waits for the last work in the internal stream.
+    /// Caller's stream that used this internal stream last. The caller's stream waits for the last work in the internal stream.
     after: Caller,
 }
 
 #[derive(Debug, Default)]
 struct Lanes {
-    /// Idle internal streams, the longest unused first.
+    /// Unused internal streams. The stream that has been unused for the longest time comes first.
     idle: VecDeque<Idle>,
-    /// Internal streams that became part of a stream capture. They can be reused after the capture has ended.
+    /// Internal streams that became part of a stream capture. They are reusable for other executions after the capture has ended.
     captured: Vec<Idle>,
     count: usize,
 }
 
 impl Lanes {
-    /// Removes and returns an internal stream whose last work the stream `caller` already waits for, even if that work is still running.
-    /// Reusing it adds no delay, because the caller's next work waits for the last work anyway. In a time loop every internal stream is
-    /// found here, without a query of the driver.
+    /// Removes and returns an internal stream for whose last work the stream `caller` already waits, even if that work is still running.
+    /// Reusing it adds no delay, because the next work of `caller` waits for the last work anyway. In a time loop, all internal streams are
+    /// found in this way, without a query of the driver.
     ///
-    /// The driver keeps a destroyed stream until its work has finished (`cuStreamDestroy`). The work in the internal streams of a destroyed
-    /// stream has therefore finished before another stream can have the same handle.
+    /// A new stream may have the same handle as a destroyed stream. This causes no error, because the driver keeps a destroyed stream until
+    /// its work has finished (`cuStreamDestroy`). Until then, no new stream has this handle.
     fn take_of(&mut self, caller: Caller) -> Option<usize> {
         let index = self.idle.iter().rposition(|lane| lane.after.is(caller))?;
         self.idle.remove(index).map(|lane| lane.stream)
     }
 
-    /// Removes and returns an internal stream that is part of the capture in progress and whose last work the stream `caller` already waits
-    /// for.
+    /// Removes and returns an internal stream that became part of a stream capture and for whose last work the stream `caller` already
+    /// waits.
     fn take_captured(&mut self, caller: Caller) -> Option<usize> {
         let index = self.captured.iter().rposition(|lane| lane.after.is(caller))?;
         Some(self.captured.swap_remove(index).stream)
     }
 
-    /// Removes and returns an internal stream without pending work, because pending work would delay the next execution. If the GPU has the
-    /// maximum number of internal streams, a busy one is returned instead.
+    /// Removes and returns an internal stream without pending work, because pending work would delay the next execution. If every stream
+    /// has pending work and the GPU has the maximum number of internal streams, returns a busy stream. Otherwise returns `None`.
     fn take_idle(&mut self, is_idle: impl Fn(usize) -> bool) -> Option<usize> {
         let index = self.idle.iter().position(|lane| is_idle(lane.stream));
         let index = index.or((self.count >= MOST_LANES).then_some(0))?;
@@ -157,8 +158,8 @@ impl Device {
         Device { ordinal, primary: OnceLock::new(), retaining: Mutex::new(()) }
     }
 
-    /// Returns the number of bytes of GPU memory that all processes use. `None` if info logging is disabled or NVML does not report the
-    /// number.
+    /// Returns the number of bytes of GPU memory that all processes use together. Returns `None` if log messages of level info are disabled
+    /// or NVML does not report the number.
     fn used_memory(&self, driver: &Driver) -> Option<u64> {
         let mut uuid = [0_u8; 16];
         // SAFETY: The driver writes to a variable that outlives the call.
@@ -167,12 +168,12 @@ impl Device {
         is_named.then(used)?.ok()
     }
 
-    /// Returns the primary context, or `None` if it has not been retained yet.
+    /// Returns the GPU's primary context, or `None` if it has not been retained yet.
     pub fn used(&self) -> Option<&Primary> {
         self.primary.get()
     }
 
-    /// Returns the primary context. Retains it on first use.
+    /// Returns the GPU's primary context. The first call retains it.
     pub fn primary(&self, driver: &'static Driver) -> Result<&Primary, BackendError> {
         if let Some(primary) = self.primary.get() {
             return Ok(primary);
@@ -220,13 +221,13 @@ impl Primary {
         handle(self.context)
     }
 
-    /// Makes this context current until the guard is dropped.
+    /// Makes this context current on the calling thread until the returned guard is dropped.
     pub fn enter(&self) -> Result<Current, BackendError> {
         Current::enter(self.driver, self.context())
     }
 
-    /// True if the device was reset (`cudaDeviceReset`) since this backend first used it. A reset destroys all objects of the context. The
-    /// driver then returns an error for calls with such objects, but only until the device is used again. After that, a call with a stream
+    /// True if the device was reset (`cudaDeviceReset`) since this backend first used it. A reset destroys all objects of the context.
+    /// Until the device is used again, the driver returns an error for calls that use these objects. After that, a call that uses a stream
     /// of the old context crashes (driver 580).
     pub fn is_lost(&self) -> bool {
         if self.is_lost.load(Ordering::Relaxed) {
@@ -234,17 +235,17 @@ impl Primary {
         }
         let is_lost = match self.driver.context_id(self.ordinal, self.context()) {
             Ok(id) => id != self.id,
-            // Any other error is unrelated to a reset and would also be returned by the next call.
+            // Any other error has a cause other than a reset, and the next call would return it as well.
             Err(code) => matches!(code, code::CONTEXT_IS_DESTROYED | code::INVALID_CONTEXT | code::DEINITIALIZED),
         };
         if is_lost && !self.is_lost.swap(true, Ordering::Relaxed) {
-            // At the end of a process, the driver may have shut down first, which returns the same code as a reset.
+            // At the end of a process, the driver may have shut down before this call. It then returns the same code as after a reset.
             log::debug!("{}", self.lost());
         }
         is_lost
     }
 
-    /// Returns an error if the context is lost.
+    /// Returns an error if the context was lost by a reset of the device.
     pub fn check(&self) -> Result<(), BackendError> {
         if self.is_lost() { Err(self.lost()) } else { Ok(()) }
     }
@@ -262,11 +263,12 @@ impl Primary {
         }
     }
 
-    /// Waits for all work of this GPU enqueued so far, like `cudaFree`. Captured work has not run and is excluded.
+    /// Waits for all work that was enqueued on this GPU before the call, like `cudaFree`. Captured work does not run and is excluded.
     ///
-    /// The context is not synchronized, because during a capture on any thread the driver would return an error and end the capture.
-    /// Instead, events are recorded and waited for in the streams of this library. Streams of other code may already be destroyed, so the
-    /// function allocates and frees memory, which waits for their work.
+    /// The function does not synchronize the context. While any thread captures a stream, the driver would return an error and invalidate
+    /// the capture. Instead, the function records an event in each stream that this backend has created for callers, and waits for the
+    /// event. Streams of other code may already have been destroyed. The function therefore also allocates and frees memory, because
+    /// freeing waits for their work.
     pub fn drain(&self) -> Result<(), BackendError> {
         let _outside = OutsideCapture::enter(self.driver);
         let _current = self.enter()?;
@@ -282,12 +284,12 @@ impl Primary {
             // SAFETY: The memory was allocated just now, and nothing uses it.
             return unsafe { call!(self.driver, cuMemFree(memory)) };
         }
-        // The device has no free memory. Ending a capture is better than freeing memory in use.
-        // SAFETY: The call has no argument that could be invalid.
+        // The device has no free memory. Invalidating a capture is better than freeing memory that is in use. SAFETY: The call has no
+        // argument that could be invalid.
         unsafe { call!(self.driver, cuCtxSynchronize()) }
     }
 
-    /// Takes a free event of `pool`, or creates one.
+    /// Removes and returns an unused event of `pool`, or creates an event with the given flags.
     fn event(&self, pool: &Mutex<Vec<usize>>, flags: sys::CUevent_flags) -> Result<usize, BackendError> {
         if let Some(event) = lock(pool).pop() {
             return Ok(event);
@@ -300,12 +302,13 @@ impl Primary {
         Ok(event.expose_provenance())
     }
 
-    /// Returns an event from the pool, not recorded yet. The caller must record it.
+    /// Returns an event from the pool that has not been recorded for this use. The caller must record it.
     pub fn mark(&self) -> Result<Mark, BackendError> {
         Ok(Mark { event: self.event(&self.events, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?, pool: self.events.clone() })
     }
 
-    /// Records an event with a timestamp after all current work of `stream`, like [`Primary::record`].
+    /// Records an event with a timestamp after all work that was enqueued in `stream` before, and returns the event. See
+    /// [`Primary::record`].
     pub fn record_time(&self, stream: usize) -> Result<Mark, BackendError> {
         let mark = Mark { event: self.event(&self.timers, sys::CUevent_flags::CU_EVENT_DEFAULT)?, pool: self.timers.clone() };
         // SAFETY: The event has no other user. The event and the stream belong to this context.
@@ -313,8 +316,8 @@ impl Primary {
         Ok(mark)
     }
 
-    /// Records an event from the pool after all work enqueued in `stream` so far, and returns the event. The stream must belong to this
-    /// context, which need not be current (`cuEventRecord`).
+    /// Records an event from the pool after all work that was enqueued in `stream` before, and returns the event. The stream must belong to
+    /// this context. The context need not be current (`cuEventRecord`).
     pub fn record(&self, stream: usize) -> Result<Mark, BackendError> {
         let mark = self.mark()?;
         // SAFETY: The event has no other user. The event and the stream belong to this context.
@@ -322,8 +325,8 @@ impl Primary {
         Ok(mark)
     }
 
-    /// Returns the handle of an internal stream (lane) for an execution in the stream `caller`. The internal stream is not ordered with any
-    /// other stream, and no other execution enqueues into it until it is given back.
+    /// Returns the handle of an internal stream (lane) for an execution in the stream `caller`. `is_captured` is true if `caller` is being
+    /// captured. The internal stream is non-blocking, and no other execution enqueues into it until [`Primary::give_lane_back`] is called.
     pub fn lane(&self, caller: Caller, is_captured: bool) -> Result<usize, BackendError> {
         let mut lanes = lock(&self.lanes);
         let captured = if is_captured { lanes.take_captured(caller) } else { None };
@@ -343,8 +346,8 @@ impl Primary {
         Ok(lane)
     }
 
-    /// Returns the handle of a stream to be given to a caller: a stream that another caller has destroyed and that has no work left, or a
-    /// new one.
+    /// Returns the handle of a stream to be given to a caller. It is either a stream that another caller has destroyed and that has no work
+    /// left, or a new stream.
     pub fn caller_stream(&self) -> Result<usize, BackendError> {
         let _outside = OutsideCapture::enter(self.driver);
         let _current = self.enter()?;
@@ -359,8 +362,8 @@ impl Primary {
         Ok(stream)
     }
 
-    /// Keeps a stream that the caller has destroyed. The driver does not destroy the stream, because it would give the next stream the same
-    /// address. The backend could then not detect the use of the old handle, which crashes the driver.
+    /// Stores a stream that the caller has destroyed. The driver does not destroy the stream yet, because it would give the next stream the
+    /// same handle. The backend could then not detect that a program uses the old handle, which crashes the driver.
     pub fn retire_stream(&self, stream: usize) {
         lock(&self.retired).push(stream);
     }
@@ -373,14 +376,14 @@ impl Primary {
         Ok(stream.expose_provenance())
     }
 
-    /// True if a stream of this backend has no pending work and is not being captured. A stream whose work has failed counts as idle.
+    /// True if a stream of this backend has no pending work, or if its work has failed. No capture of the stream may be in progress.
     fn is_idle(&self, stream: usize) -> bool {
         // SAFETY: The stream belongs to this context and is destroyed only together with it.
         unsafe { (self.driver.cuStreamQuery)(handle(stream)) != code::NOT_READY }
     }
 
-    /// Returns an internal stream (lane) to the pool, after the stream `caller` was made to wait for its work. The work need not have
-    /// finished.
+    /// Returns an internal stream (lane) to the pool. The stream `caller` already waits for the internal stream's work, which need not have
+    /// finished. `captured` is true if the internal stream has become part of a stream capture.
     pub fn give_lane_back(&self, stream: usize, caller: Caller, captured: bool) {
         let mut lanes = lock(&self.lanes);
         let lane = Idle { stream, after: caller };
@@ -389,7 +392,7 @@ impl Primary {
 
     fn is_capturing(&self, stream: usize) -> bool {
         let mut status = 0;
-        // SAFETY: The stream is one of this context's lanes. The output is a variable that outlives the call.
+        // SAFETY: The stream belongs to this context. The output is a variable that outlives the call.
         let code = unsafe { (self.driver.cuStreamIsCapturing)(handle(stream), &mut status) };
         code != 0 || status != 0
     }
@@ -399,7 +402,8 @@ impl Primary {
         self.ordinal as usize
     }
 
-    /// Returns the fused copy kernel and loads it on first use. Returns `None` if the driver cannot load it, which is logged once.
+    /// Returns the kernels of the GPU, and loads them on first use. Returns `None` if the driver cannot load them. The failure is logged
+    /// once.
     pub fn kernel(&self) -> Option<&Kernel> {
         let load = || {
             let _outside = OutsideCapture::enter(self.driver);
@@ -410,8 +414,8 @@ impl Primary {
         self.kernel.get_or_init(load).as_ref()
     }
 
-    /// Gives this context access to the memory of `peer`, if the hardware supports it. Without access the driver routes copies between the
-    /// two through host memory.
+    /// Gives this context access to the memory of `peer`, if the hardware supports it. Without access, the driver copies between the two
+    /// GPUs through host memory.
     pub fn enable_access(&self, peer: &Primary) -> Result<(), BackendError> {
         let bit = 1 << peer.ordinal.clamp(0, 63);
         if self.peers.load(Ordering::Acquire) & bit != 0 {
@@ -451,7 +455,7 @@ impl Drop for Primary {
         }
         // SAFETY: `Device::primary` retained the context once, and a reset of the device does not change the number of references.
         let code = unsafe { (driver.cuDevicePrimaryCtxRelease)(self.ordinal) };
-        // At the end of a process the driver may have shut down first.
+        // At the end of a process, the driver may have shut down before this call.
         if code != 0 && code != code::DEINITIALIZED {
             log::warn!("GPU {}: {}", self.ordinal, driver.error("cuDevicePrimaryCtxRelease", code));
         }
@@ -462,7 +466,7 @@ impl Primary {
     /// Destroys the objects created in this context.
     fn give_back(&mut self) {
         let driver = self.driver;
-        // The objects are destroyed even if entering the context fails, because no other code would destroy them.
+        // The objects are destroyed even if the context cannot be made current, because no other code would destroy them.
         let _current = self.enter();
         let events = [&self.events, &self.timers].map(|pool| std::mem::take(&mut *lock(pool)));
         let lanes = std::mem::take(&mut *lock(&self.lanes));

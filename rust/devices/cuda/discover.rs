@@ -1,8 +1,8 @@
-//! Discovers the visible GPUs from the driver, and their links from NVML if it is installed. `topology::discover` converts the result to a
-//! machine.
+//! Discovers the visible GPUs by the driver, and their links by NVML if NVML is installed. `topology::discover` converts the result to a
+//! topology.
 //!
-//! Devices of both are matched by UUID, because NVML numbers all GPUs of the node in its own order, while the driver shows this process
-//! those of `CUDA_VISIBLE_DEVICES` in that order. No context is created.
+//! The two lists of devices are matched by UUID, because their orders differ. NVML lists all GPUs of the node in its own order. The driver
+//! lists only the GPUs in `CUDA_VISIBLE_DEVICES`, in the order of that variable. No context is created.
 
 use super::driver::{CUdevice, Driver, call};
 use super::gpus::count_devices;
@@ -17,7 +17,7 @@ use nvml_wrapper::error::NvmlError;
 use std::borrow::Borrow;
 use std::ffi::CStr;
 
-/// Upper bound on the number of NVLinks of a GPU, whose links are numbered from 0.
+/// Upper limit of the number of NVLinks of a GPU. The links are numbered from 0.
 pub(super) const MOST_NVLINKS: u32 = 36;
 
 /// Returns the topology of the GPUs that are visible to this process.
@@ -25,12 +25,13 @@ pub fn discover() -> Result<Topology, BackendError> {
     Ok(topology(&look()?))
 }
 
-/// Returns the properties of the GPUs visible to this process, as reported by the driver and NVML.
+/// Returns the properties of the GPUs that are visible to this process, as reported by the driver and NVML.
 pub fn look() -> Result<Seen, BackendError> {
     look_at(Driver::get()?, nvml)
 }
 
-/// Returns the properties that `driver` reports, and those that NVML reports if `load` succeeds.
+/// Returns the properties of the visible GPUs that `driver` reports. `load` loads NVML. If it succeeds, the result also contains the
+/// properties that NVML reports.
 pub(super) fn look_at<N: Borrow<Nvml>>(driver: &Driver, load: impl FnOnce() -> Result<N, NvmlError>) -> Result<Seen, BackendError> {
     let count = count_devices(driver)?;
     let mut gpus = Vec::new();
@@ -76,9 +77,9 @@ pub(super) fn look_at<N: Borrow<Nvml>>(driver: &Driver, load: impl FnOnce() -> R
     Ok(Seen { gpus, peers })
 }
 
-/// Returns the properties of the GPUs with these UUIDs as reported by NVML, even if the GPUs are not visible to this process. Peer access
-/// is assumed for each pair, because the driver cannot be queried, and processes of a node can reach each other's memory only by peer
-/// access. Returns `None` if NVML does not know all of the GPUs, as in a container with some GPUs.
+/// Returns the properties of the GPUs with these UUIDs as reported by NVML. The GPUs need not be visible to this process. Peer access is
+/// assumed for each pair, because the driver cannot be queried, and because processes of a node can access each other's memory only by peer
+/// access. Returns `None` if NVML does not know all of the GPUs, for example in a container with only some of the node's GPUs.
 pub(super) fn out_of_sight(uuids: &[[u8; 16]]) -> Result<Option<(Identity, Seen)>, BackendError> {
     let driver = identity()?.driver;
     let found = nvml().and_then(|nvml| {
@@ -107,15 +108,15 @@ pub(super) fn out_of_sight(uuids: &[[u8; 16]]) -> Result<Option<(Identity, Seen)
     })
 }
 
-/// Formats a UUID like NVML does.
+/// Formats a UUID in the format that NVML uses.
 pub(super) fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let parts = [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]];
     format!("GPU-{}", parts.map(hex).join("-"))
 }
 
-/// Converts NVML's number of an NVLink version to the major version. NVML numbers the versions in order of appearance: 1.0, 2.0, 2.2, 3.0,
-/// 3.1, 4.0, 5.0 (`nvmlNvlinkVersion_t`).
+/// Converts NVML's code for an NVLink version to the major version. NVML numbers the versions in the order in which they appeared: 1.0,
+/// 2.0, 2.2, 3.0, 3.1, 4.0, 5.0 (`nvmlNvlinkVersion_t`).
 fn nvlink_version(number: u32) -> Option<u32> {
     match number {
         0 => None,
@@ -132,7 +133,7 @@ fn ask_nvml(nvml: &Nvml, gpus: &mut [SeenGpu], uuids: &[String]) -> Result<(), N
     let places: Vec<Option<(u32, u32, u32)>> =
         devices.iter().map(|device| device.pci_info().ok().map(|pci| (pci.domain, pci.bus, pci.device))).collect();
     for (gpu, device) in gpus.iter_mut().zip(&devices) {
-        // A virtual machine may report a link of width 0, which is not a link.
+        // A virtual machine may report a link of width 0, which means that there is no link.
         let pcie = device.max_pcie_link_gen().ok().zip(device.max_pcie_link_width().ok());
         gpu.pcie = pcie.map(|(generation, width)| Pcie { generation, width }).filter(|link| link.generation > 0 && link.width > 0);
         let mut links = Vec::new();
@@ -141,7 +142,7 @@ fn ask_nvml(nvml: &Nvml, gpus: &mut [SeenGpu], uuids: &[String]) -> Result<(), N
             match link.is_active() {
                 Ok(true) => {}
                 Ok(false) => continue,
-                // The number is beyond the last link, or the GPU has none.
+                // The number is larger than that of the last link, or the GPU has no links.
                 Err(_) => break,
             }
             let version = link.version().ok().and_then(nvlink_version).unwrap_or(match gpu.capability.0 {
@@ -155,7 +156,7 @@ fn ask_nvml(nvml: &Nvml, gpus: &mut [SeenGpu], uuids: &[String]) -> Result<(), N
                 Ok(pci) => {
                     let there = (pci.domain, pci.bus, pci.device);
                     let peer = (0_u32..).zip(&places).find(|(_, place)| **place == Some(there));
-                    // A switch hidden by a virtual machine reads as all zeros or all ones.
+                    // If a virtual machine hides a switch, all digits of the switch's address are 0 or F.
                     let hidden = pci.bus_id.trim_matches(['0', 'f', 'F', ':', '.']).is_empty();
                     peer.map_or(if hidden { Remote::Unknown } else { Remote::Other }, |(index, _)| Remote::Gpu(index))
                 }

@@ -1,5 +1,5 @@
-//! Collects facts for `mpgpu doctor` from the driver, NVML and the GPUs: attributes, and trials of features that attributes only claim. The
-//! conclusions are drawn elsewhere.
+//! Collects facts for `mpgpu doctor` from the driver, from NVML and by tests on the GPUs. The facts are attributes, and results of trying
+//! features for which an attribute alone is not reliable. Other code draws the conclusions.
 
 use super::backend::CudaBackend;
 use super::discover::uuid_text;
@@ -16,25 +16,25 @@ use nvml_wrapper::{Device, Nvml};
 use std::borrow::Borrow;
 use std::ffi::CStr;
 
-/// Facts about this process's GPUs and driver, collected for `mpgpu doctor`.
+/// Facts about the driver and the GPUs of this process, collected for `mpgpu doctor`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GpuFacts {
     /// CUDA version of the driver: 13000 means 13.0.
     pub cuda: i32,
-    /// Driver version as released, for example 580.95.05, if NVML reports it.
+    /// Release version of the driver, for example 580.95.05. `None` if NVML does not report it.
     pub version: Option<String>,
     /// Names of optional driver functions that mpgpu uses and this driver lacks.
     pub missing: Vec<&'static str>,
-    /// Reason why NVML is not available. `None` if it is available.
+    /// Reason why NVML is not available, or `None` if it is available.
     pub no_nvml: Option<String>,
     /// Number of GPUs of the node as reported by NVML, including GPUs that are not visible to this process. `None` if NVML does not report
     /// it.
     pub on_node: Option<u32>,
     /// GPUs visible to this process, in the driver's order.
     pub gpus: Vec<Gpu>,
-    /// Pairs of visible GPUs, the lower GPU number first.
+    /// Pairs of visible GPUs. Each pair occurs once, with the lower GPU number first.
     pub pairs: Vec<Pair>,
-    /// Result of pinning host memory. `None` if this was not tried.
+    /// Result of pinning host memory. `None` if the test was not requested or could not be made.
     pub pinning: Option<Pinning>,
 }
 
@@ -45,11 +45,11 @@ pub struct Gpu {
     pub name: String,
     /// UUID of the GPU in NVML's format.
     pub uuid: String,
-    /// Compute mode of the GPU, which limits the processes that may use it.
+    /// Compute mode of the GPU, which restricts the processes that may use the GPU.
     pub mode: Mode,
-    /// True for a MIG instance, and for a GPU that is divided into MIG instances.
+    /// True for a MIG instance, and for a GPU that is partitioned into MIG instances.
     pub is_mig: bool,
-    /// True if the driver reports that an MPS server serves the GPU.
+    /// True if the driver reports that an MPS server controls the GPU.
     pub is_mps: bool,
     /// True if streams of the GPU can wait for and write 64-bit counters in memory.
     pub has_stream_memory: bool,
@@ -75,13 +75,13 @@ pub enum Mode {
     Prohibited,
 }
 
-/// Width of a PCIe link at present, and the maximum that the GPU and its slot support. The generation is not included, because it is lower
-/// while a GPU is idle.
+/// Current width of a PCIe link, and the maximum that the GPU and its slot support. The PCIe generation is not included, because it is
+/// lower while a GPU is idle.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct PcieNow {
-    /// Number of PCIe lanes in use.
+    /// Number of PCIe lanes that are in use.
     pub width: u32,
-    /// Maximum number of PCIe lanes.
+    /// Maximum number of PCIe lanes that the GPU and its slot support.
     pub most: u32,
 }
 
@@ -101,36 +101,37 @@ pub enum Fabric {
     Failed(u32),
 }
 
-/// Pair of GPUs, with the access between them.
+/// Pair of visible GPUs, with the access between them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair {
     /// GPU with the lower number.
     pub a: usize,
     /// GPU with the higher number.
     pub b: usize,
-    /// Peer access as reported by the driver: from `a` to `b`, and from `b` to `a`.
+    /// Peer access that the driver reports: from `a` to the memory of `b`, and from `b` to the memory of `a`.
     pub claims: (bool, bool),
-    /// Result of test copies between the GPUs, or the reason why none were made. `None` if tests were not requested.
+    /// Result of test copies between the GPUs, or the reason why none could be made. `None` if test copies were not requested, or if the
+    /// driver reports no peer access.
     pub tried: Option<Result<Tried, String>>,
 }
 
-/// Result of pinning host memory of the process in the driver.
+/// Result of a test that pins host memory of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pinning {
-    /// Number of bytes to be pinned.
+    /// Number of bytes that the test pinned or tried to pin.
     pub bytes: u64,
-    /// Result of pinning all bytes by one call, with the error text.
+    /// Result of pinning all bytes by one call. The string is the error message.
     pub whole: Result<(), String>,
-    /// Result of pinning the bytes in pieces of [`PIECE`] bytes, with the error text. `None` if one call was sufficient.
+    /// Result of pinning the bytes in pieces of [`PIECE`] bytes. The string is the error message. `None` if pinning by one call succeeded.
     pub pieces: Option<Result<(), String>>,
 }
 
-/// Size in bytes of each piece when memory is pinned in pieces.
+/// Size in bytes of the pieces in which memory is pinned if pinning it by one call fails.
 pub const PIECE: u64 = 4 << 20;
 const PINNED: u64 = 64 << 20;
 
-/// Collects the facts about this process's GPUs. If `with_trials` is true, makes test copies between all pairs of GPUs and pins host
-/// memory, which creates a context on each GPU.
+/// Collects facts about the driver and the GPUs of this process. If `with_trials` is true, the function also makes test copies between all
+/// pairs of GPUs and pins host memory. This creates a context on each GPU.
 pub fn facts(with_trials: bool) -> Result<GpuFacts, BackendError> {
     facts_of(Driver::get()?, nvml, with_trials)
 }
@@ -192,7 +193,7 @@ pub(super) fn facts_of<N: Borrow<Nvml>>(
         for pair in facts.pairs.iter_mut().filter(|pair| pair.claims.0 || pair.claims.1) {
             pair.tried = Some(backend.0.checks.try_peers(&backend.0.gpus, pair.a, pair.b).map_err(|error| error.to_string()));
         }
-        // If a context or memory is not available, the trial says nothing about pinning and is omitted.
+        // If no context or memory is available, the result would not be about pinning, so it is omitted.
         facts.pinning = backend.0.gpus.try_pinning().ok();
     }
     Ok(facts)
@@ -202,7 +203,7 @@ fn ask_nvml(nvml: &Nvml, facts: &mut GpuFacts) {
     facts.version = nvml.sys_driver_version().ok();
     facts.on_node = nvml.device_count().ok();
     for gpu in &mut facts.gpus {
-        // NVML knows a MIG instance by another UUID.
+        // NVML lists a MIG instance under another UUID, so this call fails for it.
         let Ok(device) = nvml.device_by_uuid(gpu.uuid.as_str()) else { continue };
         gpu.is_mig |= device.mig_mode().is_ok_and(|mode| mode.current != 0);
         let widths = device.current_pcie_link_width().ok().zip(device.max_pcie_link_width().ok());
@@ -215,7 +216,7 @@ fn ask_nvml(nvml: &Nvml, facts: &mut GpuFacts) {
     }
 }
 
-/// Returns the state of a GPU's registration with the fabric, which drivers since 525 report.
+/// Returns the state of a GPU's registration with the NVSwitch fabric. Drivers before 525 do not report it.
 fn fabric(nvml: &Nvml, device: &Device<'_>) -> Fabric {
     let Ok(ask) = nvml.lib().nvmlDeviceGetGpuFabricInfo.as_ref() else { return Fabric::None };
     let mut info = std::mem::MaybeUninit::zeroed();
@@ -272,7 +273,7 @@ mod tests {
         assert_eq!(tried[1], (0, 2, Some(Ok(Tried::Intact))));
         let (1, 2, Some(Ok(Tried::Lost(loss)))) = &tried[2] else { panic!("{tried:?}") };
         assert_eq!((loss.from, loss.to, loss.mover, loss.wrong), (2, 1, Mover::Push, loss.of));
-        // All of it is freed with the backend.
+        // The backend has freed all of its memory when it was dropped.
         assert!(node(|node| node.memory.is_empty()));
     }
 
@@ -290,7 +291,7 @@ mod tests {
     #[test]
     fn a_function_that_the_driver_lacks_is_missed() {
         double::start(1, false);
-        // The driver double has no graphs.
+        // The substitute for the driver has no graph functions.
         let all = of(double::driver(), false).missing;
         for function in ["cuMemcpyBatchAsync", "cuStreamBatchMemOp", "cuIpcOpenMemHandle"] {
             let mut missing = of(double::without(function), false).missing;

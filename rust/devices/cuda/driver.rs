@@ -1,8 +1,8 @@
 //! Loads the CUDA driver library at run time and looks up its functions by name.
 //!
-//! Types and constants come from cudarc's bindings. Its wrappers are not used, because they panic if a symbol is missing, whereas mpgpu
-//! supports drivers that lack newer functions. Its result type is not used either: a newer driver may return a code that the enumeration
-//! lacks, so a result stays an integer.
+//! Types and constants come from the bindings of the crate cudarc. Its wrappers are not used, because they panic if a symbol is missing,
+//! whereas mpgpu supports drivers that lack newer functions. Its result type is not used either. A newer driver may return a code that the
+//! enumeration lacks, so result codes are stored as integers.
 
 use crate::backend::BackendError;
 use crate::backend::static_program::check_can_load;
@@ -21,7 +21,7 @@ pub(super) use sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgr
 /// Result code of a driver function (`CUresult`), as an integer.
 pub(super) type Code = c_int;
 
-/// Result codes of the driver that this backend handles individually, with the driver's names.
+/// Result codes of the driver that this backend treats specially, with the driver's names.
 pub(super) mod code {
     use super::Code;
     pub const INVALID_VALUE: Code = 1;
@@ -34,20 +34,22 @@ pub(super) mod code {
     pub const CONTEXT_IS_DESTROYED: Code = 709;
     pub const ALREADY_MAPPED: Code = 208;
 
-    /// True for the codes by which the driver refuses a request that it does not support: INVALID_VALUE, NOT_PERMITTED or NOT_SUPPORTED,
-    /// depending on the driver's version.
+    /// True for the codes that the driver returns for a request that it does not support. Depending on the driver's version, the code is
+    /// INVALID_VALUE, NOT_PERMITTED or NOT_SUPPORTED.
     pub fn says_no(code: i64) -> bool {
         matches!(code, 1 | 800 | 801)
     }
 }
 
-/// True for errors after which every call on the GPU's context in this process fails. Faults of a kernel or a link cause such errors.
+/// True for error codes after which every call in the GPU's context fails for the rest of the process. Faults of a kernel or a link cause
+/// such errors.
 fn is_sticky(code: Code) -> bool {
     // ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT, and the hardware faults up to LAUNCH_FAILED.
     matches!(code, 214 | 220 | 700 | 702 | 710 | 714..=719)
 }
 
-/// Wraps a driver function in a test, so that a call reaches the test's substitute for the driver, unless the test makes this call fail.
+/// Wraps a driver function for a test. Each call is counted and passed to the test's substitute for the driver, unless the test makes this
+/// call fail.
 #[cfg(test)]
 macro_rules! counted {
     ($name:ident, |$inner:ident| $function:expr, ($($types:ty),*)) => {
@@ -72,7 +74,7 @@ macro_rules! driver_functions {
         required { $($required:ident = $required_symbol:literal ($($required_argument:ty),*);)* }
         optional { $($optional:ident = $optional_symbol:literal ($($optional_argument:ty),*);)* }
     ) => {
-        /// Functions of the driver that mpgpu calls, with the names of the driver's manual.
+        /// Functions of the driver that mpgpu calls, with the names in the driver's manual.
         #[allow(non_snake_case)]
         #[derive(Clone)]
         #[repr(C)] // Keeps the fields in the order of the lists below.
@@ -82,10 +84,10 @@ macro_rules! driver_functions {
         }
 
         impl Driver {
-            /// Looks up all functions. `find` returns the address of a symbol, or `None` if the driver lacks it.
+            /// Looks up all functions of the driver. `find` returns the address of a symbol, or `None` if the driver lacks the symbol.
             ///
             /// # Safety
-            /// Each address that `find` returns is the driver's function of that name, for as long as the process lives.
+            /// Each address that `find` returns is that of the driver's function with this name, and stays valid until the process ends.
             unsafe fn look_up(find: impl Fn(&'static str) -> Option<NonNull<c_void>>) -> Result<Driver, BackendError> {
                 Ok(Driver {
                     $($required: {
@@ -106,13 +108,13 @@ macro_rules! driver_functions {
                 })
             }
 
-            /// Returns the names of the functions that the driver lacks.
+            /// Returns the names of the optional functions that this driver lacks.
             pub fn missing(&self) -> Vec<&'static str> {
                 let optional = [$((stringify!($optional), self.$optional.is_none())),*];
                 optional.into_iter().filter(|(_, missing)| *missing).map(|(name, _)| name).collect()
             }
 
-            /// Returns this driver without the optional function `function`.
+            /// Returns a copy of this driver without the optional function `function`.
             #[cfg(any(test, feature = "fault-injection"))]
             pub fn without(mut self, function: &str) -> Driver {
                 match function {
@@ -122,7 +124,7 @@ macro_rules! driver_functions {
                 self
             }
 
-            /// Wraps a test's substitute for the driver so that every call is counted.
+            /// Wraps a test's substitute for the driver, so that every call is counted.
             #[cfg(test)]
             pub fn counted(inner: &Driver) -> Driver {
                 Driver {
@@ -133,7 +135,8 @@ macro_rules! driver_functions {
                 }
             }
 
-            /// Returns a substitute for the driver whose required functions do nothing and succeed, and that has no optional function.
+            /// Returns a substitute for the driver for tests. Its required functions do nothing and return success, and it has no optional
+            /// functions.
             #[cfg(test)]
             pub fn inert() -> Driver {
                 Driver {
@@ -200,7 +203,7 @@ driver_functions! {
         );
         cuGraphExecMemcpyNodeSetParams = "cuGraphExecMemcpyNodeSetParams" (CUgraphExec, CUgraphNode, *const sys::CUDA_MEMCPY3D, CUcontext);
         cuGraphExecDestroy = "cuGraphExecDestroy" (CUgraphExec);
-        // Functions that every execution calls. They are adjacent, so that they share cache lines.
+        // Functions that every execution calls. They are adjacent in memory, so that they share cache lines.
         cuStreamGetCtx = "cuStreamGetCtx" (CUstream, *mut CUcontext);
         cuCtxPushCurrent = "cuCtxPushCurrent_v2" (CUcontext);
         cuCtxPopCurrent = "cuCtxPopCurrent_v2" (*mut CUcontext);
@@ -283,7 +286,8 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// Calls a function of the driver and converts its result code to an error that names the function. Must be used in an `unsafe` block.
+/// Calls a function of the driver. Converts a result code other than success to an error that names the function. Must be used in an
+/// `unsafe` block.
 macro_rules! call {
     ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
         $driver.check(stringify!($function), ($driver.$function)($($argument),*))
@@ -291,7 +295,7 @@ macro_rules! call {
 }
 pub(super) use call;
 
-/// Calls a function that a driver may lack, and converts its result code to an error like `call!`. A missing function is an error as well.
+/// Calls a function that a driver may lack. If the driver lacks it, returns an error. Otherwise converts the result code like `call!`.
 macro_rules! call_optional {
     ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
         match $driver.$function {
@@ -305,13 +309,14 @@ pub(super) use call_optional;
 impl Driver {
     fn load() -> Result<Driver, BackendError> {
         check_can_load().map_err(|why| BackendError::NoDriver(format!("libcuda.so.1 cannot be loaded: {why}")))?;
-        // The numbered name is tried first: the one without a number may be a toolkit's stub for linking, without a driver behind it. The
-        // library is loaded once and never unloaded, because it has threads and callbacks in the process.
-        // SAFETY: Loading libcuda runs only its own initializers, as in every CUDA program.
+        // The library name with a version number is tried first. A library without one may be a stub for linking from the CUDA toolkit,
+        // without a driver. The library is loaded once and never unloaded, because it has threads and callbacks in the process. SAFETY:
+        // Loading libcuda runs only its own initializers, as in every CUDA program.
         let load = |name: &str| unsafe { Library::new(name) };
         let loaded = load("libcuda.so.1").or_else(|error| load("libcuda.so").map_err(|_| error));
         let library = loaded.map_err(|error| {
-            // The error's own text does not contain the cause, which only the text of the loader's error contains.
+            // The text of the error does not contain the cause. Only the text of the error's source, which is that of the dynamic loader,
+            // contains it.
             let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
             BackendError::NoDriver(format!("libcuda.so.1 cannot be loaded ({reason}); install NVIDIA's driver"))
         })?;
@@ -320,7 +325,7 @@ impl Driver {
         unsafe { Driver::look_up(|symbol| library.get::<*mut c_void>(symbol.as_bytes()).ok().and_then(|found| NonNull::new(*found))) }
     }
 
-    /// Returns the driver, loaded and initialized once per process, or [`BackendError::NoDriver`] with the reason.
+    /// Returns the driver. The first call loads and initializes it. Returns [`BackendError::NoDriver`] with the reason if this fails.
     pub fn get() -> Result<&'static Driver, BackendError> {
         static DRIVER: OnceLock<Result<Driver, BackendError>> = OnceLock::new();
         let loaded = DRIVER.get_or_init(|| {
@@ -339,7 +344,7 @@ impl Driver {
         loaded.as_ref().map_err(Clone::clone)
     }
 
-    /// Returns the driver's CUDA version, for example 13000 for 13.0.
+    /// Returns the CUDA version that the driver supports, for example 13000 for 13.0.
     pub fn version(&self) -> i32 {
         let mut version = 0;
         // SAFETY: The driver writes to a variable that outlives the call.
@@ -347,7 +352,7 @@ impl Driver {
         version
     }
 
-    /// Returns the number of visible devices.
+    /// Returns the number of devices that are visible to the process.
     pub fn device_count(&self) -> Result<u32, BackendError> {
         let mut count = 0;
         // SAFETY: The driver writes to a variable that outlives the call.
@@ -355,7 +360,7 @@ impl Driver {
         Ok(count.max(0) as u32)
     }
 
-    /// Returns an attribute of a device, or 0 if the driver does not know it.
+    /// Returns the value of a device attribute, or 0 if the driver does not know the attribute.
     pub fn attribute(&self, attribute: sys::CUdevice_attribute, device: CUdevice) -> i32 {
         let mut value = 0;
         // SAFETY: The driver writes to a variable that outlives the call.
@@ -363,8 +368,8 @@ impl Driver {
         value
     }
 
-    /// Returns the driver's number of a stream. The number of a default stream depends on the current context. Returns `None` if the driver
-    /// has no stream numbers.
+    /// Returns the driver's unique number of a stream. The number of a default stream depends on the current context. Returns `None` if the
+    /// driver has no stream numbers.
     pub fn stream_id(&self, stream: CUstream) -> Option<u64> {
         let mut id = 0;
         // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
@@ -372,9 +377,9 @@ impl Driver {
         (code == 0).then_some(id)
     }
 
-    /// Returns the driver's unique number of a device's primary context, or `CONTEXT_IS_DESTROYED` if the context was reset. The context's
-    /// handle does not identify it, because a context created later may have the same handle. Returns 0 if the driver has no context
-    /// numbers. The call takes 32 ns (H200, driver 580).
+    /// Returns the driver's unique number of a device's primary context, or the error `CONTEXT_IS_DESTROYED` if the context was lost by a
+    /// reset. The context's handle is not sufficient, because a context that is created later may have the same handle. Returns 0 if the
+    /// driver has no context numbers. The call takes 32 ns (H200, driver 580).
     pub fn context_id(&self, device: CUdevice, context: CUcontext) -> Result<u64, Code> {
         if let Some(ask) = self.cuCtxGetId {
             let mut id = 0;
@@ -391,13 +396,13 @@ impl Driver {
         }
     }
 
-    /// Returns an error that names the call `what` if the result code is not success.
+    /// Returns an error that names the driver function `what` if `code` is not success.
     pub fn check(&self, what: &'static str, code: Code) -> Result<(), BackendError> {
         if code == 0 { Ok(()) } else { Err(self.error(what, code)) }
     }
 
-    /// Returns the driver's number of a stream, which the process never reuses. Returns `None` if the driver has no stream numbers, and
-    /// while the stream is being captured, because a query would end the capture with an error.
+    /// Returns the driver's number of a stream. The number is never reused in the process. Returns `None` if the driver has no stream
+    /// numbers. Also returns `None` while the stream is being captured, because the query would invalidate the capture.
     pub fn number_outside_capture(&self, raw: CUstream) -> Option<u64> {
         let mut status = 0;
         // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
@@ -405,8 +410,9 @@ impl Driver {
         if code == 0 && status == 0 { self.stream_id(raw) } else { None }
     }
 
-    /// Returns the number that identifies a stream in [`FailedWaits`](crate::backend::failed_waits::FailedWaits): the driver's number, or
-    /// else the stream's handle, which several default streams share. Requires the stream's context to be current.
+    /// Returns the number that identifies a stream in [`FailedWaits`](crate::backend::failed_waits::FailedWaits). This is the driver's
+    /// number of the stream. If there is none, it is the stream's handle, which several default streams share. Requires the stream's
+    /// context to be current.
     pub fn number_of(&self, raw: CUstream) -> u64 {
         self.number_outside_capture(raw).unwrap_or(raw.addr() as u64)
     }
@@ -422,7 +428,7 @@ impl Driver {
         Ok(status != 0)
     }
 
-    /// Returns the error for a call of `what`, a function that this driver lacks.
+    /// Returns the error for a call of the driver function `what`, which this driver lacks.
     #[cold]
     pub fn lacks(&self, what: &str) -> BackendError {
         let version = self.version();
@@ -433,7 +439,7 @@ impl Driver {
         ))
     }
 
-    /// Returns an error that names the call `what` and describes its result code.
+    /// Returns an error that names the driver function `what` and describes the result code.
     #[cold]
     pub fn error(&self, what: &str, code: Code) -> BackendError {
         let mut reason = self.text(code);
@@ -443,7 +449,7 @@ impl Driver {
         BackendError::Driver { what: what.to_owned(), reason, code: i64::from(code) }
     }
 
-    /// Returns the name and the text of a result code.
+    /// Returns the name and the description of a result code.
     fn text(&self, code: Code) -> String {
         let say = |function: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
             let mut text = std::ptr::null();
@@ -458,7 +464,7 @@ impl Driver {
     }
 }
 
-/// Guard that makes a context current. Dropping it restores the caller's context.
+/// Guard that makes a context current on this thread. Dropping the guard restores the previous context.
 pub(super) struct Current {
     driver: &'static Driver,
     pushed: bool,
@@ -489,18 +495,18 @@ impl Drop for Current {
     }
 }
 
-/// Converts a number to the driver handle that it represents.
+/// Converts an integer to the driver handle that it represents.
 pub(super) fn handle<T>(number: usize) -> *mut T {
     std::ptr::with_exposed_provenance_mut(number)
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A poisoned lock is used as it is, because this backend cannot panic while it holds a lock and the value is partly changed.
+    // A poisoned lock is used like any other. This backend cannot panic while it holds a lock and has changed the value only partly.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Guard that lets this thread make calls which a stream capture in progress on any thread would forbid, such as creating events,
-/// allocating and querying. These calls are the library's own and do not become part of the capture.
+/// Guard that allows this thread to make calls that are forbidden while any thread captures a stream, for example to create events, to
+/// allocate memory or to query. These are calls of the library itself and do not become part of the capture.
 pub(super) struct OutsideCapture {
     driver: &'static Driver,
     mode: c_uint,
@@ -526,7 +532,7 @@ impl Drop for OutsideCapture {
 mod tests {
     use super::*;
 
-    /// Looks up a driver without the function `absent`. None of its functions may be called.
+    /// Looks up the functions of a driver that lacks the function `absent`. No function of the result may be called.
     fn driver_without(absent: &'static str) -> Result<Driver, BackendError> {
         // SAFETY: The test never calls the functions, so their addresses need not be valid.
         unsafe { Driver::look_up(|symbol| (symbol != absent).then_some(NonNull::dangling())) }

@@ -1,4 +1,4 @@
-//! Builds executable graphs ("execs") from programs and changes the addresses of their nodes.
+//! Builds executable graphs from programs, and changes the addresses in their nodes.
 
 use super::choice::Seen;
 use super::completion::Finished;
@@ -10,66 +10,69 @@ use crate::plan::Program;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Executable graphs of one program. The lock is held while a graph is chosen and changed, but not while it is launched. Fields that a
-/// launch in a time loop reads come first, in two or three cache lines, because the preceding launch has evicted them from the first-level
-/// cache.
+/// Executable graphs of one program. Other code locks the pool while it chooses and changes a graph, but not while it launches one. The
+/// fields that a launch in a time loop reads come first, so that they occupy only two or three cache lines. Before each launch, they are
+/// usually not in the first-level cache.
 #[repr(C)]
 pub(super) struct Pool {
-    /// True if this pool was removed from the table of all programs. A removed pool contains no executable graphs.
+    /// True if this pool was removed from the table of all programs. It then contains no executable graphs.
     pub is_evicted: bool,
-    /// True if the driver failed to build the program's graph. The failure was logged, and the program runs on streams.
+    /// True if the driver failed to build the program's graph. The failure was logged, and the program runs on streams instead.
     pub refused: bool,
-    /// Number of times that a graph was changed to other addresses since the last instantiation of a graph.
+    /// Number of times that the addresses of a graph were changed since the last graph was instantiated.
     pub repoints: u32,
-    /// Number of the program's last launch, counted over all programs. The smallest number denotes the least recently launched program.
+    /// Number of the program's last launch. Launches of all programs are numbered consecutively, so the smallest number denotes the least
+    /// recently launched program.
     pub launched: u64,
     pub execs: SmallVec<[Exec; 2]>,
     pub program: Arc<Program>,
 }
 
 impl Pool {
-    /// Returns this pool, or `None` if one of its executable graphs is being launched.
+    /// Returns this pool, or `None` if a thread is launching one of its executable graphs.
     pub fn idle(&self) -> Option<&Pool> {
         (!self.execs.iter().any(|exec| exec.is_launching)).then_some(self)
     }
 }
 
-/// Executable graph of a program, with the memory addresses that its nodes have at present.
+/// Executable graph of a program, with the memory addresses that its nodes currently have.
 #[repr(C)]
 pub(super) struct Exec {
     pub endpoints: Arc<[Endpoints]>,
     pub rings: Arc<[u64]>,
-    /// Identities of the allocations that contain the plan's sources and destinations, as in [`PlanState::memory`].
+    /// Identifiers of the allocations that contain the plan's destinations and sources, as in [`PlanState::memory`].
     pub memory: Arc<[u64]>,
-    /// Handle of the executable graph (`CUgraphExec`), or 0 before instantiation.
+    /// Handle of the executable graph (`CUgraphExec`), or 0 before the graph is instantiated.
     pub exec: usize,
-    /// True while a thread launches the executable graph. The thread does not hold the pool's lock during the launch.
+    /// True while a thread launches the executable graph. That thread does not hold the pool's lock during the launch.
     pub is_launching: bool,
     pub last: Option<Launch>,
-    /// Completion object of an earlier launch. The next launch reuses the object if there is no other reference to it, so that a time loop
-    /// neither allocates memory nor takes an event from the pool.
+    /// Completion object of an earlier launch. The next launch reuses the object if no other reference to it exists. A time loop then
+    /// neither allocates memory nor takes an event from the pool of events.
     pub spare: Option<Arc<Finished>>,
     pub driver: &'static Driver,
-    /// Handle of the graph from which the executable graph was instantiated (`CUgraph`). Its nodes identify the nodes of the executable
-    /// graph.
+    /// Handle of the graph from which the executable graph was instantiated (`CUgraph`). Its node handles identify the nodes of the
+    /// executable graph.
     pub graph: usize,
-    /// Node handles (`CUgraphNode`), one for each [`NodeWork`](super::nodes::NodeWork), in the order of the program.
+    /// Node handles (`CUgraphNode`) in the order of the program, one for each [`NodeWork`](super::nodes::NodeWork).
     pub nodes: Vec<usize>,
-    /// GPU of each lane (sequence of operations), and true if the lane's fused operations are kernel nodes instead of copy nodes.
+    /// GPU of each lane (sequence of operations), and a boolean. The boolean is true if the lane's fused operations are kernel nodes, and
+    /// false if they are copy nodes.
     pub layout: SmallVec<[(usize, bool); 8]>,
 }
 
 /// Last launch of an executable graph.
 pub(super) struct Launch {
-    /// Completion object of the launch, shared with callers that wait for it.
+    /// Completion object of the launch. Callers that wait for the launch share it.
     pub end: Arc<Finished>,
     pub stream: Caller,
-    /// Number of the launch, counted over all programs.
+    /// Number of the launch. Launches of all programs are numbered consecutively.
     pub number: u64,
 }
 
 impl Exec {
-    /// Builds and instantiates the graph of a program. The nodes of each lane (sequence of operations) run on the GPU given for the lane.
+    /// Builds the graph of a program with the addresses of `execution`, and instantiates it. `lanes` contains the GPU on which the nodes of
+    /// each lane (sequence of operations) run.
     pub fn new(
         driver: &'static Driver,
         execution: &Execution<'_>,
@@ -96,7 +99,7 @@ impl Exec {
             spare: None,
         };
         let befores = predecessors(program);
-        // Nodes of each operation on which later operations depend.
+        // Nodes of each operation that later operations must follow.
         let mut last_of: Vec<std::ops::Range<usize>> = Vec::with_capacity(program.ops.len());
         for (op, before) in program.ops.iter().zip(&befores) {
             let first = built.nodes.len();
@@ -134,7 +137,7 @@ impl Exec {
         Ok(built)
     }
 
-    /// Changes all nodes of the executable graph to the addresses of `execution`. Launches in progress keep their parameters.
+    /// Changes the addresses in all nodes of the executable graph to those of `execution`. Launches in progress are not affected.
     pub fn repoint(&self, execution: &Execution<'_>, lanes: &[GraphLane<'_>]) -> Result<(), BackendError> {
         let (driver, exec): (_, CUgraphExec) = (self.driver, handle(self.exec));
         let works = execution.program.ops.iter().flat_map(|op| {
@@ -158,13 +161,14 @@ impl Exec {
         })
     }
 
-    /// True if the executable graph is bound to the addresses of `execution`. The function compares the identities of the address lists
-    /// instead of the addresses, because another allocation may have reused an address.
+    /// True if the nodes of the executable graph have the addresses of `execution`. The function compares the identities of the address
+    /// lists instead of the addresses, because another allocation may have got the same address later.
     pub fn is_bound_to(&self, execution: &Execution<'_>) -> bool {
         Arc::ptr_eq(&self.endpoints, execution.endpoints) && Arc::ptr_eq(&self.rings, execution.rings)
     }
 
-    /// True if the executable graph has one of these addresses at the same position, but for an allocation that has been freed since.
+    /// True if the executable graph has an address of `execution` at the same position, but for an allocation that has been freed since.
+    /// `memory` contains the identifiers of the execution's allocations.
     pub fn has_address_of_other(&self, execution: &Execution<'_>, memory: &[u64]) -> bool {
         let before = self.endpoints.iter().flat_map(|ends| [ends.dst, ends.src]).zip(&*self.memory);
         let now = execution.endpoints.iter().flat_map(|ends| [ends.dst, ends.src]).zip(memory);
@@ -184,7 +188,7 @@ impl Exec {
         }
     }
 
-    /// Returns the executable graph without its spare completion object, which only further launches would need.
+    /// Returns the executable graph without its spare completion object, because the graph will not be launched again.
     pub fn retired(mut self) -> Exec {
         self.spare = None;
         self
@@ -200,7 +204,7 @@ impl Exec {
         self.spare = None;
     }
 
-    /// True if the last launch of the executable graph has finished, with or without an error.
+    /// True if the last launch of the executable graph has finished, with or without an error, or if there was none.
     pub fn is_idle(&self) -> bool {
         let Some(Launch { end, .. }) = &self.last else { return true };
         // SAFETY: `end` belongs to this exec and keeps the event valid.
@@ -222,7 +226,7 @@ impl Drop for Exec {
     }
 }
 
-/// Returns the error for a driver without kernel nodes.
+/// Returns the error for a driver that does not support kernel nodes.
 fn no_kernels() -> BackendError {
     BackendError::NotSupported("the driver has no kernel nodes of graphs".into())
 }
