@@ -17,9 +17,9 @@ inline std::optional<std::string> why_not_gpu_aware() {
     if (MPIX_Query_cuda_support() == 1) {
         return std::nullopt;
     }
-    const std::string what = "says that it is not GPU-aware";
+    const std::string what = "reports that it is not GPU-aware";
 #else
-    const std::string what = "has no MPIX_Query_cuda_support to say whether it is GPU-aware";
+    const std::string what = "has no MPIX_Query_cuda_support, so it is unknown whether it is GPU-aware";
 #endif
     std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> version{};
     int length = 0;

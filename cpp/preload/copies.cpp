@@ -354,7 +354,7 @@ void prepare(const question &first) {
         options.backend = MP_BACKEND_CUDA;
         stage next = stage::ready;
         if (mp_context_create(&options, &mpgpu_context) != MP_SUCCESS) {
-            std::fprintf(stderr, "mpgpu: no context: %s; copies are not accelerated\n", mp_last_error());
+            std::fprintf(stderr, "mpgpu: cannot create a context: %s; copies are not accelerated\n", mp_last_error());
             next = stage::off;
         }
         stage still = stage::preparing;

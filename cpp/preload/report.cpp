@@ -25,17 +25,17 @@ constexpr std::array<const char *, outcomes> texts = {
     "GPU to GPU",
     "host memory to GPU",
     "GPU to host memory",
-    "small",
-    "no gain by the plan",
-    "while the first plans are made",
-    "captured",
-    "no memory of a GPU at either end",
+    "smaller than MPGPU_PRELOAD_MIN_BYTES",
+    "not faster with mpgpu",
+    "made while mpgpu prepared its context or a plan",
+    "captured into a CUDA graph",
+    "neither source nor destination is GPU memory",
     "managed memory",
-    "memory of a pool or mapping that the GPUs may not access",
-    "unknown memory of another process",
+    "memory of a pool or of cuMemMap that the GPUs may not access",
+    "memory of another process, on an unknown GPU",
     "memory of a GPU that the program does not use (MPGPU_PRELOAD_GPUS)",
-    "a context that is not primary, or differs from that of the memory",
-    "mpgpu has no context",
+    "a CUDA context that is not the primary context of its GPU",
+    "mpgpu could not create its context",
     "refused by mpgpu",
 };
 
@@ -126,7 +126,7 @@ std::string report() {
         }
     }
     if (own.saved_nanoseconds.load() != 0) {
-        line("mpgpu[%ld]: saved %.6f s, as measured or modelled\n", pid,
+        line("mpgpu[%ld]: time saved: %.6f s (measured or modelled)\n", pid,
              static_cast<double>(own.saved_nanoseconds.load()) * 1e-9);
     }
     if (!text.empty() && asked().verify) {
@@ -202,7 +202,7 @@ void write_report() {
     const int file = is_stderr ? STDERR_FILENO : open_report(to);
     if (file < 0 || write(file, text.data(), text.size()) < 0) {
         std::fprintf(stderr, "mpgpu: MPGPU_PRELOAD_REPORT=%s: %s\n", to,
-                     errno == ENXIO ? "is not a regular file; name one, or stderr" : std::strerror(errno));
+                     errno == ENXIO ? "is not a regular file; pass the path of one, or stderr" : std::strerror(errno));
     }
     if (file >= 0 && !is_stderr) {
         close(file);

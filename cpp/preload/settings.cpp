@@ -72,15 +72,18 @@ bool read() {
     const char *bytes = std::getenv("MPGPU_PRELOAD_MIN_BYTES");
     if (bytes != nullptr && !read_size(bytes, values.min_bytes)) {
         std::fprintf(
-            stderr, "mpgpu: MPGPU_PRELOAD_MIN_BYTES=%s: must be a size, as in 4M; copies are not accelerated\n", bytes);
+            stderr,
+            "mpgpu: MPGPU_PRELOAD_MIN_BYTES=%s: must be a number of bytes, such as 4M; copies are not accelerated\n",
+            bytes);
         values.on = false;
     }
     const char *gpus = std::getenv("MPGPU_PRELOAD_GPUS");
     if (gpus != nullptr && !read_gpus(gpus, values.gpus)) {
-        std::fprintf(stderr,
-                     "mpgpu: MPGPU_PRELOAD_GPUS=%s: must be used, all, or numbers of GPUs, as in 0,3; copies are not "
-                     "accelerated\n",
-                     gpus);
+        std::fprintf(
+            stderr,
+            "mpgpu: MPGPU_PRELOAD_GPUS=%s: must be 'used', 'all' or a list of GPU numbers, such as 0,3; copies are not "
+            "accelerated\n",
+            gpus);
         values.on = false;
     }
     values.names_relays = std::getenv("MPGPU_RELAY_GPUS") != nullptr;

@@ -12,7 +12,7 @@ namespace {
 int on_node(const mpgpu::mpi::node &node, const message &m) {
     if (!node.contains(m.rank)) {
         throw std::invalid_argument("-half-transfers, -messages: rank " + std::to_string(m.rank) +
-                                    " is on another node, where MPI remains; leave them out");
+                                    " is on another node, to which only MPI sends; omit these flags");
     }
     return node.rank_on_node(m.rank);
 }

@@ -32,7 +32,8 @@ std::vector<halo::piece> cut(mpgpu::array_view<const halo::piece> pieces) {
 
 int count_of(const message &m) {
     if (m.bytes > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
-        throw std::runtime_error("a message of " + std::to_string(m.bytes) + " bytes: MPI counts up to 2^31 - 1");
+        throw std::runtime_error("a message of " + std::to_string(m.bytes) +
+                                 " bytes exceeds the limit of MPI, 2^31 - 1 bytes");
     }
     return static_cast<int>(m.bytes);
 }

@@ -27,7 +27,7 @@ class by_peer_copies final : public exchange {
     ~by_peer_copies() override;
 
     [[nodiscard]] std::string name() const override {
-        return how_ == peer_copies::lanes::one ? "peer copies in one stream" : "peer copies in a stream each";
+        return how_ == peer_copies::lanes::one ? "peer copies in one stream" : "peer copies, one stream for each";
     }
     void start(const mpgpu::stream &stream) override;
     void finish(const mpgpu::stream &stream) override;

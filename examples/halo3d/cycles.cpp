@@ -127,7 +127,7 @@ class work {
         const cell c = cell_of(p.cells, at);
         return "cycle " + std::to_string(cycle) + ", rank " + std::to_string(p.rank) + ", variable " +
                std::to_string(v) + ", cell " + std::to_string(c.at[0]) + "_" + std::to_string(c.at[1]) + "_" +
-               std::to_string(c.at[2]) + ": " + std::to_string(*is.data()) + " must be " +
+               std::to_string(c.at[2]) + ": is " + std::to_string(*is.data()) + ", must be " +
                std::to_string(value_after(p.cells, at, static_cast<int>(v), cycle));
     }
 
@@ -274,7 +274,7 @@ void print_phases(const std::string &name, const timings &measured) {
                     median(all));
     }
     const std::size_t cycles = measured.seconds[timings::comm].size();
-    std::printf("%-10s num %zu avg %.9f s\n", "in a row", cycles, measured.in_a_row);
+    std::printf("%-10s num %zu avg %.9f s\n", "back to back", cycles, measured.in_a_row);
     std::printf("%-10s num %zu avg %.9f s\n", "enqueue", cycles, measured.enqueue);
 }
 

@@ -125,7 +125,7 @@ int attribute(cudaDeviceAttr which, int device) {
 std::shared_ptr<std::byte> allocate_managed(int device, std::size_t bytes) {
     if (attribute(cudaDevAttrConcurrentManagedAccess, device) == 0) {
         throw std::invalid_argument("managed: the CPU must not touch managed memory while kernels of GPU " +
-                                    std::to_string(device) + " run; take pinned");
+                                    std::to_string(device) + " run; use pinned");
     }
     check(cudaSetDevice(device), "cudaSetDevice");
     void *memory = nullptr;

@@ -130,7 +130,7 @@ void print(const lower_bound &bound) {
                 "(longest, %llu bytes)\n",
                 bound.seconds() * 1e6, bound.pack * 1e6, bound.communication() * 1e6, bound.unpack * 1e6,
                 static_cast<unsigned long long>(bound.bytes));
-    std::printf("K-model: latency %.2f us, %.2f of the messages to other nodes, %d ranks, %.2f GB/s for one and %.2f "
-                "more for each further one\n",
+    std::printf("K-model: latency %.2f us, fraction of messages to other nodes %.2f, %d ranks, %.2f GB/s for the first "
+                "and %.2f GB/s for each further rank\n",
                 bound.latency * 1e6, bound.share, bound.ranks, bound.alone / 1e9, bound.more / 1e9);
 }

@@ -68,12 +68,11 @@ int main(int argc, char *argv[]) {
         }
         if (opt.nodes != 0 || opt.persistent || opt.half_transfers || opt.messages) {
             throw std::invalid_argument(
-                "-nodes, -persistent, -half-transfers, -messages: these are of processes; run halo3d_mpi");
+                "-nodes, -persistent, -half-transfers, -messages: these need several processes; run halo3d_mpi");
         }
         if (opt.plain || opt.mpi) {
             throw std::invalid_argument(
-                "-plain, -mpi: these compare with copies between processes, and so do -mesh-space, -message-space and "
-                "-pack; run halo3d_mpi");
+                "-plain, -mpi, -mesh-space, -message-space, -pack: these need several processes; run halo3d_mpi");
         }
         const mpgpu::context ctx = open_machine(opt);
         for (const halo::grid &g : grids_of(opt, ctx.devices().gpus)) {

@@ -71,14 +71,14 @@ std::vector<std::unique_ptr<exchange>> by_copies(const options &opt, const mpgpu
         return made;
     }
     if (mine.code == &on_virtual_devices) {
-        throw std::invalid_argument("-plain: peer copies are CUDA's; it needs GPUs, and a build with nvcc");
+        throw std::invalid_argument("-plain: peer copies need GPUs and a build with nvcc");
     }
 #ifdef HALO3D_CUDA
     std::vector<int> devices;
     for (const std::optional<mpgpu::device> &device : node.device_of_each(mine.where)) {
         if (!device) {
-            throw std::invalid_argument("-plain: this rank does not see the GPUs of all ranks; let "
-                                        "CUDA_VISIBLE_DEVICES show all of them to each");
+            throw std::invalid_argument("-plain: the GPUs of all ranks are not visible to this rank; list them in "
+                                        "CUDA_VISIBLE_DEVICES of every rank");
         }
         devices.push_back(device->id());
     }
@@ -122,8 +122,8 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
         add(halo::persistent_form::none, false, "mpgpu, not pushed");
     }
     if (opt.persistent) {
-        add(halo::persistent_form::block_each, false, "mpgpu, a block a message");
-        add(halo::persistent_form::all_blocks, false, "mpgpu, all blocks on one");
+        add(halo::persistent_form::block_each, false, "mpgpu, one block per message");
+        add(halo::persistent_form::all_blocks, false, "mpgpu, all blocks per message");
     }
     const halo::plan &plan = plans.front();
     if (opt.half_transfers) {
@@ -175,7 +175,7 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
         if (opt.both) {
             std::printf("Not pushed: %s", plans[2].describe().c_str());
         }
-        std::printf("Each cycle: %.0f bytes packed, %.0f bytes straight into ghost cells\n", found.bytes[0],
+        std::printf("Each cycle: %.0f bytes packed, %.0f bytes directly into ghost cells\n", found.bytes[0],
                     found.bytes[1]);
     }
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -199,10 +199,10 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
 }
 
 void print_table(const std::vector<result> &results) {
-    std::printf("Microseconds for one exchange: median with the host waiting for each, and the mean of many in a row. "
-                "A ratio above 1: mpgpu is faster.\n");
-    std::printf("%-16s %14s  %-30s %10s %7s %10s %7s\n", "cells per rank", "bytes in all", "exchange by", "one",
-                "ratio", "in a row", "ratio");
+    std::printf("Microseconds for one exchange. isolated: median if the host waits for each exchange; back to back: "
+                "mean of consecutive exchanges. A ratio above 1: mpgpu is faster.\n");
+    std::printf("%-16s %14s  %-30s %10s %7s %12s %7s\n", "cells per rank", "total bytes", "exchange by", "isolated",
+                "ratio", "back to back", "ratio");
     for (const result &r : results) {
         const halo::box own = halo::box_of(r.g, 0);
         const std::string cells =
@@ -210,7 +210,7 @@ void print_table(const std::vector<result> &results) {
         const double one = median(r.measured[0].seconds[timings::comm]);
         for (std::size_t i = 0; i < r.names.size(); ++i) {
             const double other = median(r.measured[i].seconds[timings::comm]);
-            std::printf("%-16s %14.0f  %-30s %10.1f %7.2f %10.1f %7.2f\n", cells.c_str(), r.bytes[0] + r.bytes[1],
+            std::printf("%-16s %14.0f  %-30s %10.1f %7.2f %12.1f %7.2f\n", cells.c_str(), r.bytes[0] + r.bytes[1],
                         r.names[i].c_str(), other * 1e6, other / one, r.measured[i].in_a_row * 1e6,
                         r.measured[i].in_a_row / r.measured[0].in_a_row);
         }

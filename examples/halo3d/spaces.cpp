@@ -14,12 +14,12 @@ void check_reach(space mesh, space messages, packing how, const device_code &cod
     for (const auto &[flag, in] : {std::pair{"-mesh-space ", mesh}, std::pair{"-message-space ", messages}}) {
         const std::string both = std::string(flag) + name_of(in) + " with -pack " + name_of(how) + ": ";
         if (is_by_cpu(how) && in == space::device) {
-            throw std::invalid_argument(both + "the CPU does not reach memory of a device; take pinned, pageable or "
+            throw std::invalid_argument(both + "the CPU cannot access memory of a GPU; use pinned, pageable or "
                                                "managed, or -pack each, fused or graph");
         }
         if (!is_by_cpu(how) && in == space::pageable && !code.reaches_pageable(where.id())) {
-            throw std::invalid_argument(both + "kernels of this device do not reach pageable memory; take device, "
-                                               "pinned or managed, or -pack serial or threads");
+            throw std::invalid_argument(both + "kernels of this GPU cannot access pageable memory; use device, pinned "
+                                               "or managed, or -pack serial or threads");
         }
     }
 }

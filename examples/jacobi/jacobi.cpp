@@ -361,7 +361,7 @@ int run(const options &opt) {
     if (devices > opt.ny - 2) {
         throw std::invalid_argument("-ny " + std::to_string(opt.ny) + ": must be " + std::to_string(devices + 2) +
                                     " or more for " + std::to_string(devices) +
-                                    " devices, one row each and two at the ends");
+                                    " devices: one row for each and two boundary rows");
     }
     if (opt.plan) {
         std::vector<part> parts = divide(ctx, devices, opt.nx, opt.ny);
@@ -395,8 +395,8 @@ int run(const options &opt) {
             const bool print = !opt.csv && turn == 0 && manner == by::mpgpu;
             const solution solved = solve(ctx, opt, devices, manner, result, print);
             if (one.iterations != solved.iterations) {
-                std::fprintf(stderr, "ERROR: %d iterations on %d devices, %d on one\n", solved.iterations, devices,
-                             one.iterations);
+                std::fprintf(stderr, "ERROR: %d iterations on %d devices, but %d on one device\n", solved.iterations,
+                             devices, one.iterations);
                 return 1;
             }
             if (!same(result, reference, static_cast<std::size_t>(opt.nx))) {
@@ -425,7 +425,7 @@ int run(const options &opt) {
                 one.seconds / (devices * all.seconds) * 100);
     if (opt.plain) {
         const double plain = median(with_plain_copies);
-        std::printf("Halo rows of %zu bytes, medians of %d turns: plain copies %8.4f s, mpgpu %8.4f s, ratio %.3f "
+        std::printf("Halo rows of %zu bytes, medians of %d rounds: plain copies %8.4f s, mpgpu %8.4f s, ratio %.3f "
                     "(above 1 mpgpu is faster)\n",
                     static_cast<std::size_t>(opt.nx) * sizeof(float), turns, plain, all.seconds, plain / all.seconds);
     }

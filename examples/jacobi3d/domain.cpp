@@ -46,8 +46,9 @@ division divide(const std::array<std::int64_t, 3> &domain, int blocks) {
     }
     if (best.blocks[0] == 0) {
         throw std::invalid_argument("a domain of " + std::to_string(domain[0]) + "_" + std::to_string(domain[1]) + "_" +
-                                    std::to_string(domain[2]) + " cells has no " + std::to_string(blocks) +
-                                    " equal blocks: enlarge it, or take fewer ranks or -blocks");
+                                    std::to_string(domain[2]) + " cells cannot be divided into " +
+                                    std::to_string(blocks) +
+                                    " equal blocks: enlarge it, or use fewer ranks or -blocks");
     }
     return best;
 }

@@ -234,7 +234,7 @@ double quantile(std::vector<double> readings, double part) {
 
 void print_header() {
     std::printf(
-        "Microseconds, medians of rounds (quartiles); x: times as fast as staged. Exchange: an iteration without its "
+        "Microseconds, medians of rounds (quartiles); x: speed-up over staged. Exchange: an iteration without its "
         "sweep.\n%5s %6s  %-16s %-10s %28s %6s %28s %6s\n",
         "ranks", "blocks", "domain", "form", "iteration", "x", "exchange", "x");
 }
@@ -346,7 +346,7 @@ int main(int argc, char *argv[]) {
     try {
         const options opt = parse(argc, argv);
         if (!opt.ranks.empty()) {
-            throw std::invalid_argument("-ranks: mpirun -n says how many");
+            throw std::invalid_argument("-ranks: set the number of ranks with mpirun -n");
         }
         if (opt.help) {
             std::fputs(rank == 0 ? usage : "", stdout);
@@ -373,7 +373,7 @@ int main(int argc, char *argv[]) {
     try {
         options opt = parse(argc, argv);
         if (opt.gpu_aware) {
-            throw std::invalid_argument("-gpu-aware: this is for jacobi3d_mpi");
+            throw std::invalid_argument("-gpu-aware: only jacobi3d_mpi has this flag");
         }
         if (opt.ranks.empty()) {
             opt.ranks = {2};

@@ -242,12 +242,12 @@ bool same(const mpgpu::buffer<float> &result, const float *reference, const part
 
 void check_options(const options &opt, int ranks) {
     if (opt.devices > 0) {
-        throw std::invalid_argument("-devices: each rank has one device; mpirun -n says how many");
+        throw std::invalid_argument("-devices: each rank has one device; set the number of ranks with mpirun -n");
     }
     if (ranks > opt.ny - 2) {
         throw std::invalid_argument("-ny " + std::to_string(opt.ny) + ": must be " + std::to_string(ranks + 2) +
                                     " or more for " + std::to_string(ranks) +
-                                    " ranks, one row each and two at the ends");
+                                    " ranks: one row for each and two boundary rows");
     }
 }
 
@@ -289,7 +289,7 @@ void add_plain_forms(std::vector<form> &forms, const mpgpu::context &ctx, const 
     if (!reason) {
         add("MPI", exchange_by_mpi);
     } else if (rank == 0) {
-        std::fprintf(stderr, "jacobi_mpi: MPI left out: %s; -gpu-aware takes its word\n", reason->c_str());
+        std::fprintf(stderr, "jacobi_mpi: MPI left out: %s; -gpu-aware measures it anyway\n", reason->c_str());
     }
 }
 
@@ -322,7 +322,7 @@ int run(const options &opt, int rank, int ranks) {
         auto planned =
             std::make_unique<by_mpgpu>(mine.stream, std::array<halo::plan, 2>{plan(mine.a[0]), plan(mine.a[1])});
         if (opt.plan && rank == 0) {
-            std::printf("The plan of what rank 0 sends:\n%s\n", planned->describe().c_str());
+            std::printf("Plan of the transfers that rank 0 sends:\n%s\n", planned->describe().c_str());
         }
         forms[0].halos = std::move(planned);
     }
@@ -369,7 +369,7 @@ int run(const options &opt, int rank, int ranks) {
             const solution together = solve(ctx, opt, all, *f.mine, *f.halos, initial, result, print && first);
             f.seconds.push_back(together.seconds);
             if (rank == 0 && one.iterations != together.iterations) {
-                std::fprintf(stderr, "ERROR: %s: %d iterations on %d ranks, %d on one\n", f.name.c_str(),
+                std::fprintf(stderr, "ERROR: %s: %d iterations on %d ranks, but %d on one device\n", f.name.c_str(),
                              together.iterations, ranks, one.iterations);
             }
             int right = one.iterations == together.iterations && same(result, expected.data(), mine) ? 1 : 0;
@@ -397,9 +397,10 @@ int run(const options &opt, int rank, int ranks) {
                 one.seconds, ranks, seconds, one.seconds / seconds, one.seconds / (ranks * seconds) * 100);
     for (std::size_t i = 1; i < forms.size(); ++i) {
         const double other = median(forms[i].seconds);
-        std::printf("Halo rows of %zu bytes, medians of %d turns: %s %8.4f s, mpgpu %8.4f s, ratio %.3f (above 1 mpgpu "
-                    "is faster)\n",
-                    mine.width * sizeof(float), turns, forms[i].name.c_str(), other, seconds, other / seconds);
+        std::printf(
+            "Halo rows of %zu bytes, medians of %d rounds: %s %8.4f s, mpgpu %8.4f s, ratio %.3f (above 1 mpgpu "
+            "is faster)\n",
+            mine.width * sizeof(float), turns, forms[i].name.c_str(), other, seconds, other / seconds);
     }
     return 0;
 }

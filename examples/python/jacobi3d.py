@@ -85,7 +85,9 @@ def divide(domain, count):
     ways = [way for way in itertools.product(range(1, count + 1), repeat=3) if way[0] * way[1] * way[2] == count]
     ways = [way for way in ways if all(blocks <= cells for blocks, cells in zip(way, domain))]
     if not ways:
-        raise SystemExit(f"jacobi3d: a domain of {domain} cells has no {count} equal blocks: enlarge it, or take fewer ranks or blocks")
+        raise SystemExit(
+            f"jacobi3d: a domain of {domain} cells cannot be divided into {count} equal blocks: enlarge it, or use fewer ranks or blocks"
+        )
 
     def surface(way):
         z, y, x = (cells / blocks for blocks, cells in zip(way, domain))
@@ -251,7 +253,7 @@ def relax(node, options):
 
 
 def header():
-    print("Microseconds, medians of rounds (quartiles); x: times as fast as staged. Exchange: an iteration without its sweep.")
+    print("Microseconds, medians of rounds (quartiles); x: speed-up over staged. Exchange: an iteration without its sweep.")
     print(f"{'ranks':>5} {'blocks':>6}  {'domain':16} {'form':6} {'iteration':>31} {'x':>6} {'exchange':>31} {'x':>6}", flush=True)
 
 

@@ -107,9 +107,9 @@ int banded(const machine &m, const options &opt) {
         };
         return work;
     };
-    std::printf(
-        "\nbanded, %zu equations, %zu coefficients each, over %d GPUs, %d steps in a row, what each makes goes to "
-        "%s; bitwise equal to a CPU's\n",
-        of.rows, of.width, m.gpus, task.steps, m.gpus > 1 ? "all others" : "host memory, as there is one GPU");
+    std::printf("\nbanded, %zu equations, %zu coefficients each, over %d GPUs, %d consecutive steps, results of each "
+                "GPU go to %s; bitwise equal to the results of a CPU\n",
+                of.rows, of.width, m.gpus, task.steps,
+                m.gpus > 1 ? "all others" : "host memory, because there is only one GPU");
     return compare_all(m, task, opt);
 }

@@ -55,7 +55,7 @@ machine::machine(const options &opt) : ctx(machine_of(opt)), code(code_for(ctx))
 std::vector<form> all_forms(const options &opt) {
     using way = form::way;
     std::vector<form> forms{{way::alone, "kernels alone (the limit)"},
-                            {way::told, "kernels that say what is ready"},
+                            {way::told, "kernels that report ready partitions"},
                             {way::copies, "plain copies after the kernel"},
                             {way::plan, "plan after the kernel"}};
     const auto add = [&](mpgpu::agent mover, const std::string &name) {
@@ -329,9 +329,9 @@ int compare(const machine &m, const application &app, const application *one, co
     const double told = median(times[first + 1]);
     const double copies = median(times[first + 2]);
     const double plan = median(times[first + 3]);
-    std::printf("%-38s %10s %21s %10s  speed-up against\n%-38s %10s %21s %10s  %s%9s %9s %9s %9s\n", "", "us a step",
-                "", "of these", m.is_virtual() ? "CPU threads, not GPUs" : "", "(median)", "least to most",
-                "to enqueue", one != nullptr ? "  one GPU " : "", "copies", "plan", "of limit",
+    std::printf("%-38s %10s %21s %11s speed-up over\n%-38s %10s %21s %10s  %s%9s %9s %9s %9s\n", "", "us per", "",
+                "us per step", m.is_virtual() ? "CPU threads, not GPUs" : "", "step", "minimum to maximum",
+                "to enqueue", one != nullptr ? "  one GPU " : "", "copies", "plan", "limit",
                 m.is_virtual() ? "" : "hidden");
     std::ofstream table;
     if (!opt.csv.empty()) {
@@ -353,7 +353,7 @@ int compare(const machine &m, const application &app, const application *one, co
         if (overlaps) {
             std::printf(" %7.1f %%", hidden);
         }
-        std::printf("%s\n", is_checked(*runs[i]) ? "" : "            not checked: nothing moves");
+        std::printf("%s\n", is_checked(*runs[i]) ? "" : "            not checked: no transfers");
         table << opt.program << ',' << app.gpus << ",\"" << runs[i]->name() << "\"," << took * 1e6 << ','
               << (one != nullptr ? median(times[0]) / took : 0) << ',' << copies / took << ',' << limit / took * 100
               << ',' << (overlaps ? std::to_string(hidden) : "") << '\n';
@@ -362,7 +362,7 @@ int compare(const machine &m, const application &app, const application *one, co
         throw std::invalid_argument("-csv " + opt.csv + ": cannot be written");
     }
     if (!m.is_virtual()) { // noise on shared CPUs
-        std::printf("saying what is ready costs the kernels %.1f %%\n", (told / limit - 1) * 100);
+        std::printf("reporting ready partitions slows the kernels down by %.1f %%\n", (told / limit - 1) * 100);
     }
     std::printf("%s\n", wrong.empty() ? "all results are right" : "RESULTS ARE WRONG");
     return static_cast<int>(wrong.size());

@@ -155,9 +155,10 @@ int graphs(const machine &m, const options &opt) {
         throw std::invalid_argument("-gpus " + std::to_string(m.gpus) + ": the graph has " +
                                     std::to_string(g.vertices()) + " vertices");
     }
-    std::printf("\n%s, %zu vertices, %zu edges over %d GPUs, what each makes goes to %s; bitwise equal to a CPU's\n",
+    std::printf("\n%s, %zu vertices, %zu edges over %d GPUs, results of each GPU go to %s; bitwise equal to the "
+                "results of a CPU\n",
                 opt.program.c_str(), g.vertices(), g.sources.size(), m.gpus,
-                m.gpus > 1 ? "all others" : "host memory, as there is one");
+                m.gpus > 1 ? "all others" : "host memory, because there is only one GPU");
     return opt.program == "pagerank"         ? page_rank(m, opt, g)
            : opt.program == "shortest-paths" ? shortest_paths(m, opt, g)
                                              : least_squares(m, opt, g);

@@ -231,11 +231,10 @@ int jacobi(const machine &m, const options &opt) {
                                   : 20);
     const domain one(m, values, 1, false);
     const domain all(m, values, m.gpus, m.gpus == 1);
-    std::printf(
-        "\njacobi, %zu x %zu points over %d GPUs, %d sweeps in a row, halo rows of %zu bytes%s; bitwise equal to a "
-        "CPU's\n",
-        values.ny, values.nx, m.gpus, values.steps, values.nx * sizeof(float),
-        m.gpus > 1 ? "" : " to host memory, as there is one GPU");
+    std::printf("\njacobi, %zu x %zu points over %d GPUs, %d consecutive sweeps, halo rows of %zu bytes%s; bitwise "
+                "equal to the results of a CPU\n",
+                values.ny, values.nx, m.gpus, values.steps, values.nx * sizeof(float),
+                m.gpus > 1 ? "" : " to host memory, because there is only one GPU");
     if (!shares_memory(m)) {
         return compare(m, all.app(), &one.app(), opt);
     }

@@ -77,11 +77,10 @@ int to(const machine &m, const options &opt, int receivers) {
         work = std::max(1U, static_cast<unsigned>(std::lround(work * copies / kernel)));
     }
     const std::string where = m.gpus > 1 ? (receivers > 1 ? "GPUs 1 to " : "GPU ") + std::to_string(receivers)
-                                         : "host memory, as there is one GPU";
-    std::printf(
-        "\nmicrobenchmark, GPU 0 to %s: %zu MiB each, %d steps in a row, plain copies alone %.1f us, %u operations a "
-        "word\n",
-        where.c_str(), mib, app.steps, copies * 1e6, work);
+                                         : "host memory, because there is only one GPU";
+    std::printf("\nmicrobenchmark, GPU 0 to %s: %zu MiB each, %d consecutive steps; plain copies alone take %.1f us; "
+                "arithmetic operations per word: %u\n",
+                where.c_str(), mib, app.steps, copies * 1e6, work);
     return compare(m, app, nullptr, opt);
 }
 

@@ -19,13 +19,13 @@ const char *const usage =
     "  pagerank         PageRank of a generated graph\n"
     "  shortest-paths   shortest paths from one vertex of the graph\n"
     "  als              alternating least squares over the graph, eight factors for each vertex\n"
-    "  pipeline         three GPUs; the second processes each part that has arrived\n"
+    "  pipeline         three GPUs; the second processes each partition as soon as it has arrived\n"
     "flags (defaults on GPUs / on virtual devices):\n"
     "  -gpus N          number of GPUs (all, at most four)\n"
     "  -rounds N        timed rounds (7)\n"
     "  -partitions N,.. partitions of each transfer; each number is tested; 0: determined by the model (0)\n"
-    "  -tune FILE       measures which mover and how many partitions are fastest with the program's own kernels, and\n"
-    "                   stores all times in a tuning file, which mpgpu tune partitions FILE prints\n"
+    "  -tune FILE       finds the fastest mover (copy engines or kernels) and number of partitions, measured with the\n"
+    "                   program's own kernels; stores all times in FILE, which mpgpu tune partitions FILE prints\n"
     "  -steps N         consecutive steps that are timed together (20 / 6)\n"
     "  -topology T      preset such as beluga, or a topology file (this machine)\n"
     "  -mib N           microbenchmark, pipeline: MiB to move (256 / 2)\n"
@@ -96,7 +96,7 @@ options parse(int argc, const char *const *argv) {
         }
     }
     if (result.program.empty() && !result.help) {
-        throw std::invalid_argument("which program to run must be said; -help lists them");
+        throw std::invalid_argument("no program was given; -help lists the programs");
     }
     return result;
 }

@@ -72,8 +72,8 @@ class piped {
   public:
     piped(task &t, const form &way, bool early)
         : name(way.name + (way.how != form::way::agent ? ""
-                           : early                     ? "; on arrival"
-                                                       : "; when all is there")),
+                           : early                     ? "; processed on arrival"
+                                                       : "; processed after all")),
           t_(t), early_(early), streams_{mpgpu::stream(t.m.ctx, t.where.first),
                                          mpgpu::stream(t.m.ctx, mpgpu::device::gpu(t.where.second_gpu))},
           begun_(t.m.ctx), sent_(t.m.ctx), consumed_(t.m.ctx),
@@ -191,9 +191,9 @@ int pipeline(const machine &m, const options &opt) {
         t.work = std::max(1U, static_cast<unsigned>(std::lround(t.work * copy / kernel)));
     }
     std::printf(
-        "\npipeline, %zu MiB from GPU 0 to %s to %s; a plain copy takes %.1f us, and each kernel alone as long\n", mib,
-        m.gpus > 1 ? "GPU 1" : "host memory and GPU 0, the only one,", m.gpus > 2 ? "GPU 2" : "host memory",
-        copy * 1e6);
+        "\npipeline, %zu MiB from GPU 0 to %s to %s; a plain copy takes %.1f us, and each kernel alone takes as long\n",
+        mib, m.gpus > 1 ? "GPU 1" : "host memory and back to GPU 0 (the only GPU)",
+        m.gpus > 2 ? "GPU 2" : "host memory", copy * 1e6);
 
     std::vector<std::unique_ptr<piped>> forms;
     std::vector<int> of_all; // for each form that works on arrival, index of the form that does not; -1 for the others
@@ -228,8 +228,8 @@ int pipeline(const machine &m, const options &opt) {
             }
         }
     }
-    std::printf("%-50s %10s %21s  %9s %16s\n", m.is_virtual() ? "CPU threads, not GPUs" : "", "us a step",
-                "least to most", "copies", "when all is there");
+    std::printf("%-50s %10s %21s  %9s %16s\n", m.is_virtual() ? "CPU threads, not GPUs" : "", "us/step",
+                "minimum to maximum", "x copies", "x after all");
     for (std::size_t i = 0; i < forms.size(); ++i) {
         const auto [least, most] = std::minmax_element(times[i].begin(), times[i].end());
         const double took = median(times[i]);

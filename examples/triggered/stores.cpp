@@ -16,9 +16,9 @@ int stores(const machine &m, const options &opt) {
     const mpgpu::stream stream(m.ctx, mpgpu::device::gpu(0));
     const int steps = opt.steps > 0 ? opt.steps : m.is_virtual() ? 1 : 10;
     std::printf("\nstores, %zu MiB from GPU 0 to %s%s\n%12s %10s %21s %16s\n", mib,
-                m.gpus > 1 ? "GPU 1" : "host memory, as there is one GPU",
-                m.is_virtual() ? "; CPU threads, not GPUs" : "", "bytes each", "GB/s", "least to most",
-                "of the largest");
+                m.gpus > 1 ? "GPU 1" : "host memory, because there is only one GPU",
+                m.is_virtual() ? "; CPU threads, not GPUs" : "", "store bytes", "GB/s", "minimum to maximum",
+                "of the fastest");
     int wrong = 0;
     std::vector<std::array<double, 3>> rates; // for each size: median, minimum, maximum
     for (unsigned bytes = 4; bytes <= 128; bytes *= 2) {
@@ -40,7 +40,7 @@ int stores(const machine &m, const options &opt) {
         const std::size_t bad = count_wrong(
             words, [&](std::size_t i) { return seen.data()[i] != scattered(static_cast<std::uint32_t>(i), bytes); });
         if (bad > 0) {
-            std::printf("%u bytes each: %zu words are WRONG\n", bytes, bad);
+            std::printf("stores of %u bytes: %zu words are WRONG\n", bytes, bad);
             ++wrong;
         }
         const auto [least, most] = std::minmax_element(found.begin(), found.end());

@@ -281,7 +281,7 @@ def ping_pong(rank: int, folder: str, gpu: bool, most: int) -> None:
     loop.close()
     if rank == 0:
         print(f"ping-pong of 4096 bytes between memory of device {device} and of the other process, one way; receives are posted ahead,")
-        print("or, in turn, when what came before has ended:")
+        print("or, in turn, after the previous message has arrived:")
         for name, values in readings.items():
             print_readings(name, values)
     by_size(rank, channel, stream, context, device, most)

@@ -729,7 +729,7 @@ fn run_tells_what_processes_have_counted_that_were_killed() {
     let told: Vec<_> = told.lines().filter(|line| line.starts_with("mpgpu: ")).collect();
     let expected = [
         "mpgpu: accelerated           5 copies,        1048576 bytes: GPU to GPU",
-        "mpgpu: saved 0.002000 s in 2 processes, as measured or modelled",
+        "mpgpu: time saved: 0.002000 s in 2 processes (measured or modelled)",
     ];
     assert_eq!((run.status.signal(), &told[..]), (Some(9), &expected[..]));
     // The summary file cannot be truncated while programs write to it.

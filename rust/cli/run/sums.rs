@@ -57,11 +57,11 @@ fn report(bytes: &[u8; BYTES], compared: bool) -> String {
         }
     }
     if text.is_empty() {
-        return "mpgpu: no process called a copy function of CUDA's\n".to_owned();
+        return "mpgpu: no process called a CUDA copy function\n".to_owned();
     }
     let _ = writeln!(
         text,
-        "mpgpu: saved {:.6} s in {processes} process{}, as measured or modelled",
+        "mpgpu: time saved: {:.6} s in {processes} process{} (measured or modelled)",
         saved as f64 * 1e-9,
         if processes == 1 { "" } else { "es" }
     );
@@ -78,13 +78,13 @@ mod tests {
     #[test]
     fn what_was_counted_is_told_and_what_cannot_be_is_left_out() {
         let mut bytes = [0; BYTES];
-        assert_eq!(report(&bytes, true), "mpgpu: no process called a copy function of CUDA's\n");
+        assert_eq!(report(&bytes, true), "mpgpu: no process called a CUDA copy function\n");
         let mut put = |at: usize, word: u64| bytes[8 * at..8 * at + 8].copy_from_slice(&word.to_le_bytes());
         for (at, word) in [(1, 1), (2, 2), (3, 1), (4, 1_500_000), (5, 4), (6, 1), (7, 4), (8, 4096), (9, 0), (10, 0)].into_iter() {
             put(at, word);
         }
         bytes[88..98].copy_from_slice(b"GPU to GPU");
-        let text = "mpgpu: accelerated           4 copies,           4096 bytes: GPU to GPU\nmpgpu: saved 0.001500 s in 1 process, as measured or modelled\n";
+        let text = "mpgpu: accelerated           4 copies,           4096 bytes: GPU to GPU\nmpgpu: time saved: 0.001500 s in 1 process (measured or modelled)\n";
         assert_eq!(report(&bytes, false), text);
         assert_eq!(report(&bytes, true), format!("{text}mpgpu: 4 accelerated copies compared byte by byte, 1 wrong\n"));
         // Arbitrary contents are read within bounds.
