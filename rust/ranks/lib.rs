@@ -1,31 +1,32 @@
-//! Node plans: communication steps that the ranks of one node plan together and execute together, without calls to each other in the time
-//! loop.
+//! Implements node plans. The ranks of a node plan their transfers together once, and then execute the plan together in each communication
+//! step, without calls to each other in the time loop.
 //!
 //! A rank is usually a process that uses one GPU. All ranks create a [`NodeGroup`] together, and from it each [`NodePlan`]. Every
 //! rank computes the same plan from the same list of transfers, for a machine that contains the GPUs of all ranks, including GPUs that are
-//! not visible to some of them. [`divide`](mpgpu_core::program::ranks::divide) splits the plan into one part per rank. Executing a part
-//! needs no call to another rank: flags in shared memory order the parts. Contexts do not depend on this crate.
+//! not visible to some of them. [`divide`](mpgpu_core::program::ranks::divide) splits the plan into one part per rank, which
+//! contains the operations that this rank performs. Executing a part needs no call to another rank, because flags in shared memory order
+//! the parts. Contexts do not depend on this crate.
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `group` | the ranks of a node, as seen by one of them |
+//! | `group` | the group of all ranks of a node: how they connect, and which rank uses each GPU |
 //! | `exchange` | collective calls: the data that ranks exchange, and the rule that a failure on one rank fails the call on all |
 //! | `rendezvous` | an allgather over a Unix socket, for ranks without MPI |
-//! | `transfers` | the transfers and memory windows that ranks pass to a plan |
+//! | `transfers` | the transfers and memory windows (memory ranges) that ranks pass to a plan |
 //! | `planning` | creation of a plan, which succeeds or fails on all ranks |
-//! | `together` | the values that every rank computes identically: the plan, the parts, the flags between them |
-//! | `addresses`, `binding` | the addresses of a plan in this process, and a part bound to them |
-//! | `steps` | a plan as one rank executes it |
-//! | `part` | enqueues one rank's part |
-//! | `eager` | small steps, in which ranks write into each other's inboxes without a handshake |
+//! | `together` | the values that every rank computes identically: the plan, the parts, and the flags that order them |
+//! | `addresses`, `binding` | the addresses of a plan in this process, and one rank's part bound to these addresses |
+//! | `steps` | the execution of a plan on one rank |
+//! | `part` | the streams and the kernel that execute one rank's part |
+//! | `eager` | steps with small transfers, in which ranks write into each other's inboxes without a handshake |
 //! | `agreed` | the agreement of all ranks on the plan variant of each step |
 //! | `lateness` | the choice between a kernel and streams for waiting on ranks that may be late |
 //! | [`message`] | messages between ranks, with MPI's matching rules |
-//! | `partitioning` | the agent that moves partitions, and the number of partitions |
+//! | `partitioning` | the options of partitioned transfers: what moves the partitions, and the number of partitions |
 //! | `partitioned` | transfers whose partitions move as soon as they are ready |
 //! | `order` | detection of ranks that enqueue steps of several plans in different orders |
 //! | `trials` | measurement of the fastest way to move partitions |
-//! | `progress` | step counters of a rank, and ranks that have left |
+//! | `progress` | the step counters of a rank, and the reports of ranks that have stopped executing a plan |
 //! | `sight` | the connections of the node's GPUs, including GPUs that are not visible here |
 
 mod addresses;

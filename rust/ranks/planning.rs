@@ -135,7 +135,8 @@ impl NodeGroup {
             let why = "a plan of several ranks cannot compare its bytes, because no rank sees both ends; unset MPGPU_VERIFY=bytes";
             return Err(Error::NotSupported(why.into()));
         }
-        // Only this rank's threads can stage its pageable memory, because that memory is not visible to the other ranks.
+        // With 0 threads, the driver copies pageable memory. Each rank's pageable memory is visible to that rank only, so threads cannot
+        // stage it for all ranks.
         Ok(Options { threads: 0, ..options.resolve(config)? })
     }
 

@@ -1,7 +1,8 @@
-//! Manages the memory from and to which messages are copied: exported memory of this rank, and imported memory of others.
+//! Manages the memory from and to which messages are copied: memory of this rank that is exported to other ranks, and memory of other ranks
+//! that is imported here.
 //!
 //! Each allocation is exported once and imported once. It stays mapped between messages, because mapping takes some hundred microseconds on
-//! CUDA. Unused imports are closed if their owner has freed the memory or if there are too many.
+//! CUDA. Imports that no message uses are closed if their owner has freed the memory, or if there are too many.
 
 use super::Messenger;
 use crate::backend::{Allocation, BackendError, MemoryKind};
@@ -17,43 +18,43 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Maximum number of imported allocations that stay mapped although no message uses them.
 const MOST_IMPORTS: usize = 256;
 
-/// Maximum number of this rank's allocations whose export handles are kept.
+/// Maximum number of this rank's allocations whose export handles are kept for later messages.
 const MOST_EXPORTS: usize = 1024;
 
-/// Minimum size of a bounce buffer in bytes.
+/// Minimum size in bytes of a bounce buffer (shared host memory through which a message passes).
 const LEAST_BOUNCE: u64 = 4096;
 
-/// Maximum total size in bytes of the bounce buffers of sends, and of those of receives. A single larger message is allowed.
+/// Maximum total size in bytes of the bounce buffers of all sends, and separately of all receives. A single larger message is allowed.
 const MOST_BOUNCE_BYTES: u64 = 512 << 20;
 
-/// Maximum number and total size in bytes of the free bounce buffers that are kept for sends, and of those for receives. Each buffer uses a
-/// file descriptor.
+/// Maximum number and maximum total size in bytes of the unused bounce buffers that are kept for later sends, and separately for later
+/// receives. The number is limited because each buffer uses a file descriptor.
 const MOST_FREE_BOUNCES: (usize, u64) = (16, 32 << 20);
 
 pub(super) type HandleBytes = [u8; crate::ipc::handle::BYTES];
 
-/// Memory of this rank that contains the data of a send or is the destination of a receive.
+/// Memory of this rank that contains the data of a send, or that receives the data of a receive.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct MessagePlace {
-    /// Address of the caller's memory that the message is sent from or received into.
+    /// Address of the caller's memory from which the message is sent or into which it is received.
     pub address: u64,
     /// Size in bytes of the message to send or of the receive buffer.
     pub bytes: u64,
     /// True if a message is sent from this memory, false if one is received into it.
     pub is_send: bool,
-    /// Device of the memory, in this context's numbering.
+    /// Device of the memory, as numbered in this context.
     pub device: DeviceId,
     pub through: Through,
 }
 
-/// Method by which other ranks access the memory of an operation.
+/// Method by which other ranks access the data of a send or receive.
 #[derive(Copy, Clone, Debug)]
 pub(super) enum Through {
-    /// Other ranks map the memory itself.
+    /// Other ranks map the caller's memory itself.
     Direct { handle: HandleBytes, offset: u64, device: i32 },
-    /// The data passes through the operation's slot in the mailbox.
+    /// The data passes through the slot of the operation (its record in shared memory).
     Slot,
-    /// The data passes through a bounce buffer.
+    /// The data passes through a bounce buffer in shared host memory.
     Bounce(Bounce, HandleBytes),
     /// The message has no data.
     Nothing,
@@ -67,7 +68,7 @@ pub(super) struct Bounce {
     is_send: bool,
 }
 
-/// Memory of this rank that is exported to other ranks.
+/// Allocation of this rank that is exported to other ranks.
 #[derive(Clone, Copy)]
 struct ExportedRange {
     base: u64,
@@ -75,23 +76,24 @@ struct ExportedRange {
     handle: HandleBytes,
 }
 
-/// Allocation of another rank, mapped in this process. A message uses it while there is more than one reference to it.
+/// Allocation of another rank, mapped in this process. Each message that uses it holds a reference in addition to that of the table of
+/// imports.
 #[derive(Debug)]
 pub(super) struct ImportedBuffer {
     address: u64,
     /// Size in bytes of the mapped memory.
     bytes: u64,
-    /// Time of the last use, as the number of uses of all imported allocations so far.
+    /// Time of the last use, as the number of uses of all imported allocations up to then.
     used: AtomicU64,
 }
 
-/// Exports, imports and bounce buffers of a messenger.
+/// Exported memory, imported memory and bounce buffers of a messenger (endpoint for messages between ranks).
 #[derive(Default)]
 pub(super) struct Buffers {
     exports: Mutex<HashMap<u64, Vec<ExportedRange>, RandomState>>,
     imports: Mutex<HashMap<HandleBytes, Arc<ImportedBuffer>, RandomState>>,
     uses: AtomicU64,
-    /// Bounce buffers of receives, and those of sends. The two are separate so that neither can use up the memory of the other.
+    /// Bounce buffers of receives, and bounce buffers of sends. They are separate, so that neither can use up the memory of the other.
     bounces: [Mutex<Bounces>; 2],
 }
 
@@ -105,8 +107,8 @@ struct Bounces {
 }
 
 impl Bounces {
-    /// Removes and returns free bounce buffers, the least recently used first, until two conditions hold: at most `most` buffers with at
-    /// most `most_free` bytes are free, and all buffers together have at most `most_bytes` bytes.
+    /// Removes unused bounce buffers from the list and returns them, the least recently used first. Stops when at most `most` buffers with
+    /// at most `most_free` bytes are unused, and all buffers together have at most `most_bytes` bytes.
     fn surplus(&mut self, (most, most_free): (usize, u64), most_bytes: u64) -> Vec<Bounce> {
         let mut surplus = Vec::new();
         while let Some(oldest) = self.free.first()
@@ -120,7 +122,8 @@ impl Bounces {
 }
 
 impl MessagePlace {
-    /// Returns the description of this memory that is stored in the slot, for the rank that makes the copy.
+    /// Returns the description of this memory for the slot (record in shared memory) of the operation. The rank that makes the copy reads
+    /// it there.
     pub fn slot_buffer(&self) -> SlotBuffer {
         match self.through {
             Through::Direct { handle, offset, device } => SlotBuffer::Memory { handle, offset, device },
@@ -140,8 +143,8 @@ impl MessagePlace {
 }
 
 impl Messenger {
-    /// Returns the description of a message's memory, with the method by which other ranks access it. Small sends from host memory pass
-    /// through their slot. Host memory that other processes cannot map passes through a bounce buffer.
+    /// Returns the description of a message's memory, including the method by which other ranks access it. Small sends from host memory
+    /// pass through their slot in shared memory. Host memory that other processes cannot map passes through a bounce buffer.
     pub(super) fn place(&self, address: u64, bytes: u64, is_send: bool) -> Result<MessagePlace, Error> {
         let refuse = |reason: String| Err(Error::NodeArgument { argument: c"data", reason });
         if bytes == 0 {
@@ -202,9 +205,9 @@ impl Messenger {
         Ok(self.export(&allocation, bounce.address, bounce.bytes)?.0)
     }
 
-    /// Returns a bounce buffer of at least `bytes` bytes: the smallest free one of up to twice that size, or a new one. Some free buffers
-    /// are kept because other ranks have them mapped. Fails if the bounce buffers of all sends, or of all receives, would exceed `most`
-    /// bytes.
+    /// Returns a bounce buffer of at least `bytes` bytes: the smallest unused one that is at most twice as large, or a new one. Unused
+    /// buffers are kept because other ranks have them mapped. Fails if the bounce buffers of all sends, or of all receives, would exceed
+    /// `most` bytes.
     pub(super) fn take_bounce(&self, bytes: u64, is_send: bool, most: u64) -> Result<Bounce, Error> {
         let pieces = &self.buffers.bounces[usize::from(is_send)];
         let bytes = bytes.max(LEAST_BOUNCE).checked_next_power_of_two().unwrap_or(bytes);
@@ -222,7 +225,7 @@ impl Messenger {
             if let Some(bounce) = free(&mut bounces) {
                 return Ok(bounce);
             }
-            // Free buffers are released to stay below the limit.
+            // Unused buffers are freed, so that the total size stays within the limit.
             let surplus = bounces.surplus(MOST_FREE_BOUNCES, most.saturating_sub(bytes));
             let is_full = bounces.bytes > 0 && bounces.bytes.saturating_add(bytes) > most;
             bounces.bytes = if is_full { bounces.bytes } else { bounces.bytes.saturating_add(bytes) };
@@ -268,7 +271,7 @@ impl Messenger {
         }
     }
 
-    /// Returns a handle by which other ranks map the allocation, and the offset of `address` in the allocation.
+    /// Returns a handle by which other ranks can map the allocation, and the offset in bytes of `address` in the allocation.
     fn export(&self, allocation: &Allocation, address: u64, bytes: u64) -> Result<(HandleBytes, u64), Error> {
         let mut exports = lock(&self.buffers.exports);
         let known = exports.get(&allocation.id).and_then(|ranges| {
@@ -306,8 +309,8 @@ impl Messenger {
         Ok(imported)
     }
 
-    /// Unmaps imported allocations that no message uses: those whose owner has freed the memory, and the least recently used ones above the
-    /// limit.
+    /// Unmaps imported allocations that no message uses, if their owner has freed the memory. If the limit is exceeded, also unmaps the
+    /// least recently used ones.
     fn evict(&self, imports: &mut HashMap<HandleBytes, Arc<ImportedBuffer>, RandomState>) {
         let sharing = self.node.context.state();
         let is_stale = |imported: &ImportedBuffer| sharing.import_at(imported.address).is_none_or(|import| import.check().is_err());
@@ -324,14 +327,15 @@ impl Messenger {
         }
     }
 
-    /// Removes all imported allocations from the table and returns their addresses. The caller unmaps them.
+    /// Removes all imported allocations from the table and returns their addresses in this process. The caller unmaps them.
     pub(super) fn take_imports(&self) -> Vec<u64> {
         lock(&self.buffers.imports).drain().map(|(_, imported)| imported.address).collect()
     }
 }
 
 impl ImportedBuffer {
-    /// Returns the address in this process of a range of the imported allocation. `None` if the allocation does not contain the range.
+    /// Returns the address in this process of a range of the imported allocation. Returns `None` if the allocation does not contain the
+    /// range.
     pub fn range(&self, offset: u64, bytes: u64) -> Option<u64> {
         let end = offset.checked_add(bytes)?;
         (end <= self.bytes).then_some(self.address + offset)

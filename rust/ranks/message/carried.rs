@@ -1,10 +1,11 @@
-//! Handles messages for which the rank that should make the copy cannot map the other side's memory. The other rank makes the copy instead.
+//! Handles messages for which the rank that should make the copy cannot map the other rank's memory. The other rank makes the copy instead.
 //! This happens for example if another library in the process already has that memory open.
 //!
 //! The rank that should make the copy (the mover) sends a request to the other rank. The other rank maps host memory only: the mover's own
-//! memory, or a bounce buffer of the library that an internal stream of the mover fills before the copy or empties afterwards. The request
-//! travels through the shared memory that also reports the end of a rank. The other rank makes the copy on its callback thread, because
-//! mapping may call this rank's service thread, which must not wait for another.
+//! memory, or a bounce buffer of the library. An internal stream of the mover fills the bounce buffer before the copy or empties it
+//! afterwards. The request uses the shared memory that also reports the end of a rank. The other rank makes the copy on its callback
+//! thread. Its service thread must not do this, because mapping may need the mover's service thread, and service threads must not wait for
+//! each other.
 
 use super::Messenger;
 use super::buffers::{ImportedBuffer, MessagePlace, Through};
@@ -19,25 +20,27 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
-/// Memory of an operation, as recorded by this rank. The slot contains it too, but is not trusted, because every rank can write to it.
+/// Memory of a send or receive, as recorded by this rank. The operation's slot in shared memory contains it too, but is not trusted,
+/// because every rank can write to it.
 #[derive(Debug, Default)]
 struct OwnMemory {
     address: AtomicU64,
     bytes: AtomicU64,
     device: AtomicI32,
     is_send: AtomicBool,
-    /// True once this rank has begun to make the copy of this operation.
+    /// True once this rank has begun to make the copy of this send or receive.
     is_moving: AtomicBool,
 }
 
-/// State of messages whose copy the other rank makes: the memory that other ranks may request, and their requests.
+/// State of messages for which this rank makes the copy at the request of another rank: the memory of all operations, and the requests.
 #[derive(Debug, Default)]
 pub(super) struct Carried {
-    /// Memory of the operation in each slot, by slot number.
+    /// Memory of the operation in each slot, indexed by slot number.
     memory: Box<[OwnMemory]>,
-    /// Requests of other ranks: the slot of the operation, and the rank that has sent the request.
+    /// Pending requests to make a copy: the slot of this rank's operation, and the rank that has sent the request.
     asked: Mutex<Vec<(u32, u32)>>,
-    /// Imported memory by slot number, kept until this rank next makes a requested copy for that slot.
+    /// Memory of other ranks that requested copies use, keyed by slot number. It is kept until this rank makes the next requested copy for
+    /// that slot.
     imported: Mutex<HashMap<u32, Arc<ImportedBuffer>>>,
     has_warned: AtomicBool,
     #[cfg(feature = "fault-injection")]
@@ -49,7 +52,7 @@ impl Carried {
         Carried { memory: (0..slots).map(|_| OwnMemory::default()).collect(), ..Carried::default() }
     }
 
-    /// Records the memory of the operation in a slot before other ranks see the operation.
+    /// Records the memory of the operation in slot `slot`, before other ranks see the operation.
     pub fn note(&self, slot: u32, place: &MessagePlace) {
         let Some(memory) = self.memory.get(slot as usize) else { return };
         let address = if matches!(place.through, Through::Direct { .. }) { place.address } else { 0 };
@@ -60,27 +63,27 @@ impl Carried {
         memory.is_moving.store(false, Ordering::Relaxed);
     }
 
-    /// True if a test forbids mapping of other ranks' GPU memory.
+    /// True if a test has forbidden this rank to map GPU memory of other ranks.
     #[cfg(feature = "fault-injection")]
     pub fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Relaxed)
     }
 
-    /// Records that this rank begins to make the copy of the operation in a slot.
+    /// Records that this rank begins to make the copy of the operation in slot `slot`.
     pub fn begin(&self, slot: u32) {
         self.memory.get(slot as usize).into_iter().for_each(|memory| memory.is_moving.store(true, Ordering::Relaxed));
     }
 
-    /// True if this rank has begun to make the copy of the operation in a slot. If the other rank has died before its request, no rank
-    /// makes the copy.
+    /// True if this rank has begun to make the copy of the operation in slot `slot`. If the rank that would have requested the copy has
+    /// died before, no rank makes it.
     pub fn is_moving(&self, slot: u32) -> bool {
         self.memory.get(slot as usize).is_some_and(|memory| memory.is_moving.load(Ordering::Relaxed))
     }
 }
 
 impl Messenger {
-    /// Requests that the other rank make the copy for a match that this rank has found. `why` is the reason why this rank cannot map the
-    /// other side's memory.
+    /// Requests that the other rank make the copy of a matched send and receive. `why` is the reason why this rank cannot map the other
+    /// rank's memory.
     pub(super) fn hand_over(
         &self,
         kept: &mut Kept,
@@ -105,7 +108,8 @@ impl Messenger {
         Ok(())
     }
 
-    /// Replaces the memory of this rank's operation by a bounce buffer, and enqueues the copy between the two in an internal stream.
+    /// Replaces the memory of this rank's operation by a bounce buffer in host memory, and enqueues the copy between the two in an internal
+    /// stream.
     fn pass_through_host(
         &self,
         kept: &mut Kept,
@@ -115,7 +119,7 @@ impl Messenger {
         bytes: u64,
     ) -> Result<(), Error> {
         let backend = self.node.context.backend();
-        // The operation has matched, so it is not refused for lack of room.
+        // The operation has already matched, so it must not fail because of the limit on bounce buffers.
         let bounce = self.take_bounce(bytes, place.is_send, u64::MAX)?;
         // The buffer is released together with the slot.
         kept.bounce = Some(bounce);
@@ -134,7 +138,8 @@ impl Messenger {
             kept.comes = true;
             return Ok(backend.stream_raise_signals(lane, &[raise(&own.ready)])?);
         }
-        // The other rank ends its copy when the data is in the bounce buffer. The internal stream ends the operation.
+        // The other rank's copy ends when the data is in the bounce buffer. The internal stream of this rank ends the operation after the
+        // second copy.
         (kept.is_buffered, kept.comes) = (true, true);
         own.pass_through();
         own.ready.store(1, Ordering::Release);
@@ -149,7 +154,7 @@ impl Messenger {
         })
     }
 
-    /// Accepts the request of rank `rank` to make the copy of the operation in slot `slot`.
+    /// Accepts the request of rank `rank` to make the copy of the operation in slot `slot`. The callback thread makes the copy.
     pub(super) fn take_over(self: &Arc<Self>, slot: u64, rank: u32) {
         let Some(slot) = u32::try_from(slot).ok().filter(|slot| *slot < self.capacity.slots()) else { return };
         let mut asked = lock(&self.carried.asked);
@@ -160,7 +165,7 @@ impl Messenger {
         let messenger = Arc::downgrade(self);
         let carry = move || messenger.upgrade().into_iter().for_each(|messenger| messenger.carry_asked());
         if let Err(error) = self.node.context.state().call_soon(carry) {
-            // A messenger that is being destroyed checks for requests by itself.
+            // A messenger that is being destroyed looks for pending requests by itself.
             log::debug!("moving bytes for rank {rank}: {error}");
         }
     }

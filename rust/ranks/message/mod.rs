@@ -49,16 +49,16 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
-/// Additional time for which the destruction of a messenger waits after it has released the waiting streams.
+/// Additional time for which the destruction of a messenger waits after it has released the streams that wait for operations.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Options of a new messenger.
+/// Limits on the number of operations of a messenger (endpoint for messages between ranks).
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessengerOptions {
-    /// Maximum number of sends and described buffers of one rank that are not received yet. The maximum number of unfinished receives and
-    /// fetches is the same.
+    /// Maximum number of sends and described buffers of one rank that are not yet received. The maximum number of unfinished receives and
+    /// fetches of one rank is the same.
     pub operations: u32,
-    /// Maximum number of messages from one rank that may wait for a matching receive of another rank.
+    /// Maximum number of messages from one rank that may be queued at another rank without a matching receive.
     pub messages: u32,
 }
 
@@ -74,23 +74,23 @@ impl MessengerOptions {
     }
 }
 
-/// State of another rank, as known to a messenger.
+/// State of another rank: present, left or ended.
 #[derive(Copy, Clone, PartialEq, Eq)]
 #[repr(u8)]
 enum Presence {
     Here = 0,
-    /// The rank has destroyed its messenger.
+    /// The rank has destroyed its messenger (endpoint for messages).
     Left = 1,
     /// The rank's process has ended.
     Died = 2,
 }
 
-/// Options and memory handles that a rank sends to the others when a messenger is created.
+/// Options and memory handles that each rank sends to the others when a messenger is created.
 #[derive(Serialize, Deserialize)]
 struct MessengerOffer {
     options: MessengerOptions,
-    /// Handles of this rank's mailbox, one for each other rank. Each rank uses its own handle, so that this rank can detect which of them
-    /// has ended.
+    /// Handles of the memory that contains this rank's message queues and slots. Each other rank gets its own handle, so that this rank can
+    /// detect which rank has ended.
     mailbox: Vec<Vec<u8>>,
 }
 
@@ -110,28 +110,30 @@ pub struct Messenger {
     mailboxes: Mailboxes,
     /// State of each rank ([`Presence`] as a number), by rank.
     presence: Arc<[AtomicU8]>,
-    /// True while the mailboxes are mapped. Every thread that accesses them holds the lock for reading.
+    /// True while the mailboxes (message queues in shared memory) of all ranks are mapped. Every thread that accesses them holds this lock
+    /// for reading.
     gate: RwLock<bool>,
     is_ending: AtomicBool,
     /// True once the other ranks have been notified that this rank has destroyed its messenger.
     has_left: AtomicBool,
-    /// True once a thread has begun to end the operations that have not matched. The lock is held until they have ended.
+    /// True once a thread has begun to end the operations that have not matched. The thread holds the lock until it has ended all of them.
     has_ended_unmatched: Mutex<bool>,
-    /// True once all resources are released. The thread that destroys the messenger holds the lock.
+    /// True once all resources of the messenger are released. The thread that destroys the messenger holds the lock meanwhile.
     destroyed: Mutex<bool>,
-    /// Slots of receives, and slots of sends. The two are separate so that neither kind of operation can use up the slots of the other.
+    /// Slots (records in shared memory) of receives, and slots of sends. They are separate, so that neither kind of operation can use up
+    /// the slots of the other.
     slots: [Mutex<SlotPool>; 2],
     live: Mutex<Vec<Weak<Operation>>>,
     lanes: Mutex<Vec<MessageLane>>,
-    /// True if polling a stream more than once is worth the time: the last small operation was ready at the last poll. Otherwise a stream
-    /// is polled once.
+    /// True if a stream may be polled more than once. Repeated polls are worth the time only if the last small operation was ready at its
+    /// last poll.
     looks_again: AtomicBool,
     buffers: Buffers,
     carried: Carried,
     held: Mutex<MessengerMemory>,
 }
 
-/// Guard that keeps a messenger's mailboxes mapped.
+/// Guard that keeps the mailboxes (message queues in shared memory) of a messenger mapped.
 struct Open<'a> {
     _gate: RwLockReadGuard<'a, bool>,
     messenger: &'a Messenger,
@@ -173,7 +175,8 @@ fn captured() -> Error {
 }
 
 impl NodeGroup {
-    /// Creates a messenger. All ranks call this function together. A failure on one rank fails the call on all.
+    /// Creates a messenger, the endpoint of this rank for messages to the other ranks of the node. All ranks call this function together. A
+    /// failure on one rank fails the call on all ranks.
     pub fn messenger(self: &Arc<NodeGroup>, options: MessengerOptions) -> Result<Arc<Messenger>, Error> {
         let mut held = MessengerMemory::default();
         let made = Messenger::new(self, options, &mut held);
@@ -184,7 +187,7 @@ impl NodeGroup {
     }
 }
 
-/// Weak reference by which the thread that detects the end of ranks finds the messenger.
+/// Weak reference to a messenger. The thread that detects the end of other ranks uses it to find the messenger.
 type WeakMessenger = Arc<OnceLock<Weak<Messenger>>>;
 
 impl Messenger {
@@ -196,7 +199,8 @@ impl Messenger {
         let mut call = node.exchange.call(Collective::MESSENGER)?;
         let offers = call.all(offer)?;
         let bound = Messenger::map_all(node, &offers, own, held);
-        // Load kernels before any message may be waited for: loading waits for the GPU, which would wait for the message.
+        // Kernels are loaded before any message may be waited for, because loading waits for the GPU, and the GPU would wait for the
+        // message.
         node.context.backend().load_kernels();
         let failed = bound.as_ref().err().cloned();
         call.all(failed.map_or(Ok(()), Err))?;
@@ -222,7 +226,7 @@ impl Messenger {
         });
         let _ = found.set(Arc::downgrade(&messenger));
         let first: Weak<dyn EndsFirst> = Arc::<Messenger>::downgrade(&messenger);
-        // If the context closes meanwhile, its memory may have been freed, so mailboxes must no longer be accessed.
+        // If the context is closing already, its memory may have been freed, so the mailboxes must no longer be accessed.
         node.context.state().end_first(first).inspect_err(|_| messenger.close())?;
         // A rank may have ended before the notification could reach the new messenger.
         for rank in 0..node.ranks() {
@@ -255,7 +259,8 @@ impl Messenger {
             }
             let (found, presence) = (Arc::clone(found), Arc::clone(presence));
             let on_leave = move |departure: Departure, _| {
-                // A rank that destroys its messenger reports 0 steps. A nonzero value is a request to copy data (see `carried`).
+                // A rank that destroys its messenger reports 0 steps. A nonzero number is a request to make a copy (see `carried`): the
+                // slot number plus 1.
                 if let (false, Some(slot)) = (departure.has_failed, departure.steps.checked_sub(1)) {
                     found.get().and_then(Weak::upgrade).into_iter().for_each(|messenger| messenger.take_over(slot, rank));
                     return None;
@@ -273,7 +278,7 @@ impl Messenger {
         Ok(MessengerOffer { options, mailbox })
     }
 
-    /// Maps the mailboxes of all ranks and returns their addresses, by rank.
+    /// Maps the mailboxes (message queues and slots in shared memory) of all ranks, and returns their addresses, indexed by rank.
     fn map_all(node: &NodeGroup, offers: &[MessengerOffer], own: u64, held: &mut MessengerMemory) -> Result<Vec<u64>, Error> {
         let options: Vec<Named> = offers.iter().map(|offer| offer.options.named()).collect();
         node.exchange.check_alike(c"options", &options.iter().collect::<Vec<_>>())?;
@@ -299,7 +304,7 @@ impl Messenger {
         &self.node
     }
 
-    /// Returns a guard that keeps the mailboxes mapped. Fails if the messenger was destroyed.
+    /// Returns a guard that keeps the mailboxes of all ranks mapped. Fails if the messenger was destroyed.
     fn enter(&self) -> Result<Open<'_>, Error> {
         drop(self.node.context.state().enter()?);
         let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
@@ -318,12 +323,12 @@ impl Messenger {
         }
     }
 
-    /// True if a rank is known to have ended or to have destroyed its messenger. Does not query the operating system.
+    /// True if rank `rank` is known to have ended or to have destroyed its messenger. Does not query the operating system.
     fn is_known_gone(&self, rank: u32) -> bool {
         self.presence(rank) != Presence::Here || self.mailboxes.is_closed(rank) && rank != self.mailboxes.rank()
     }
 
-    /// True if a rank has ended or its mailbox is no longer usable. Queries the operating system.
+    /// True if rank `rank` has ended or its mailbox is no longer usable. Queries the operating system.
     fn is_gone(&self, rank: u32) -> bool {
         if rank >= self.mailboxes.ranks() {
             return true;
@@ -332,8 +337,8 @@ impl Messenger {
         rank != self.mailboxes.rank() && (self.presence(rank) == Presence::Died || import.is_none_or(|import| import.check().is_err()))
     }
 
-    /// Ends all operations that concern a rank that has ended or has destroyed its messenger, and no others. If the rank's process has
-    /// ended, receives from any rank end too, because that rank may have been the sender.
+    /// Ends all operations that concern rank `rank`, which has ended or has destroyed its messenger. Ends no others. If the process of that
+    /// rank has ended, receives that accept any sender end too, because that rank may have been the sender.
     fn lose(&self, rank: u32, presence: Presence) {
         let Ok(_open) = self.enter() else { return };
         fence(Ordering::SeqCst);
@@ -342,8 +347,8 @@ impl Messenger {
         (0..self.capacity.slots()).for_each(|slot| self.conclude_gone(slot, rank));
     }
 
-    /// Ends a newly posted operation if its peer has ended or has destroyed its messenger. Either this check finds that out, or the thread
-    /// that detects the peer's end finds the operation.
+    /// Ends the newly posted operation in slot `slot` if its peer, rank `rank`, has ended or has destroyed its messenger. If this check
+    /// misses the end of the peer, the thread that detects it finds the operation.
     fn check_gone(&self, slot: u32, rank: u32) {
         fence(Ordering::SeqCst);
         if self.is_known_gone(rank) {
@@ -351,14 +356,14 @@ impl Messenger {
         }
     }
 
-    /// Ends an operation that waits for a rank that has ended or has destroyed its messenger, including a send that is queued in that
-    /// rank's mailbox. A rank that has destroyed its messenger has finished its copies before. While it destroys the messenger, it still
-    /// makes the copies of operations that have matched.
+    /// Ends the operation in slot `slot` if it waits for rank `rank`, which has ended or has destroyed its messenger. The operation may be
+    /// a send that is queued in that rank's mailbox. A rank makes the copies of all its matched operations before it has finished to
+    /// destroy its messenger.
     fn conclude_gone(&self, slot: u32, rank: u32) {
         let own = self.mailboxes.own(slot);
         if own.is_send() && own.state() == SlotState::Queued && own.peer() == Some(rank) {
-            // The operation is withdrawn under the mailbox's lock, because that rank may be ending the send itself, or may have died during
-            // a match.
+            // The operation is withdrawn under the lock of the mailbox. That rank may be ending the send itself at the same time, or may
+            // have died during a match.
             self.mailboxes.withdraw(rank, slot, SlotStatus::PeerGone, &|rank| self.is_gone(rank));
         }
         if self.presence(rank) != Presence::Died || rank == self.mailboxes.rank() {
@@ -367,7 +372,7 @@ impl Messenger {
         // While the pool is locked, the slot is not reused.
         let _slots = lock(self.pool(slot));
         match own.state() {
-            // The partner died while it was ending the send.
+            // The other rank died while it was ending the send.
             SlotState::Ended if own.is_send() && own.peer() == Some(rank) => own.end(),
             SlotState::Described | SlotState::Matched if !own.has_moved() => {
                 let Some(partner) = own.partner().filter(|partner| partner.rank == rank) else { return };
@@ -376,7 +381,7 @@ impl Messenger {
                     own.fail(SlotStatus::PeerGone, "");
                     own.end();
                 } else if !theirs.has_come() {
-                    // The stream that copies the data continues and signals the end.
+                    // The stream that copies the data continues, and then signals the end of the operation.
                     own.fail(SlotStatus::PeerGone, "");
                     theirs.let_go();
                 }
@@ -391,31 +396,32 @@ impl Messenger {
         }
     }
 
-    /// True if the messenger's memory must stay allocated until this operation has ended.
+    /// True if the messenger's memory must stay allocated until the operation in slot `slot` has ended.
     fn is_busy(&self, slot: u32) -> bool {
         let own = self.mailboxes.own(slot);
         match own.state() {
             SlotState::Queued => true,
-            // Another rank has claimed the buffer and is about to fetch.
+            // Another rank has claimed the described buffer and is about to fetch it.
             SlotState::Described => own.partner().is_some() && !own.has_moved(),
-            // Data must still be copied out of memory of the library.
+            // The data must still be copied, or must still leave memory of the library.
             SlotState::Matched => !own.has_moved() || own.is_buffered() && !own.has_finished(),
             _ => false,
         }
     }
 
-    /// Destroys this rank's endpoint. Operations that have not matched are cancelled: receives, described buffers, and sends from the
-    /// caller's memory. The call waits for copies in progress, and for messages that the library has buffered until they are received or
-    /// their receiver has ended, for ten seconds at most. The other ranks are notified.
+    /// Destroys this rank's endpoint for messages, and notifies the other ranks. Operations that have not matched are cancelled: receives,
+    /// described buffers, and sends from the caller's memory. The call waits for copies in progress. It also waits until messages that the
+    /// library has buffered are received or their receiver has ended. It waits for ten seconds at most.
     pub fn destroy(&self) -> Result<(), Error> {
         self.end_unmatched();
         self.finish(Instant::now() + LAST_PATIENCE, GRACE)
     }
 
-    /// Rejects further posts and ends all operations that have not matched, except sends whose messages the library has buffered. Does not
-    /// wait for other ranks.
+    /// Rejects further posts and ends all operations that have not matched. An exception are sends whose messages the library has buffered.
+    /// Does not wait for other ranks.
     fn end_unmatched(&self) {
-        // A second caller waits for the first. `finish` enters again while it is inside, and must not meet a waiting writer.
+        // A second caller waits for the first. `finish` acquires the read lock of the gate again while it holds it, so no thread may wait
+        // for the write lock then.
         let mut has_ended = lock(&self.has_ended_unmatched);
         if std::mem::replace(&mut *has_ended, true) {
             return;
@@ -428,19 +434,19 @@ impl Messenger {
         (0..self.capacity.slots()).for_each(|slot| _ = self.withdraw_unmatched(slot, false));
     }
 
-    /// Cancels an operation that has not matched. A send whose message the library has buffered is cancelled only if `all` is true. Returns
-    /// true if the operation was cancelled.
+    /// Cancels the operation in slot `slot` if it has not matched. A send whose message the library has buffered is cancelled only if `all`
+    /// is true. Returns true if the operation was cancelled.
     fn withdraw_unmatched(&self, slot: u32, all: bool) -> bool {
         let own = self.mailboxes.own(slot);
         let is_kept = own.state() == SlotState::Queued && own.is_buffered() && !all;
         matches!(own.state(), SlotState::Queued | SlotState::Described) && !is_kept && self.withdraw(slot, SlotStatus::Cancelled)
     }
 
-    /// Waits until `until` for matched operations and buffered messages. Then releases the streams of this rank that wait for them, because
-    /// the awaited work may be queued behind that wait, and waits `grace` longer. Memory that streams use even then stays allocated until
-    /// the context is destroyed.
+    /// Waits until the time `until` for matched operations and buffered messages. Then releases the streams of this rank that wait for
+    /// them, because the awaited work may be queued behind that wait. Then waits for at most `grace` longer. Memory that streams still use
+    /// after that stays allocated until the context is destroyed.
     fn finish(&self, until: Instant, grace: Duration) -> Result<(), Error> {
-        // A second caller returns only when the first has finished, because the context may close then.
+        // A second caller returns only when the first has finished, because the context may close after that.
         let mut is_destroyed = lock(&self.destroyed);
         if *is_destroyed {
             return Ok(());
@@ -454,7 +460,8 @@ impl Messenger {
             let wait = |until: Instant| {
                 let mut round = 0;
                 loop {
-                    // The callback thread may be in a callback that waits for this call.
+                    // This thread makes requested copies too, because the callback thread may be blocked in a callback that waits for this
+                    // call.
                     self.carry_asked();
                     operations.iter().for_each(|operation| _ = operation.settle());
                     each_spent(&|kept| kept.land(self.mailboxes.own(kept.slot)));
@@ -500,20 +507,21 @@ impl Messenger {
         Ok(())
     }
 
-    /// Waits until no rank accesses the slots any more and all internal streams have finished. Until then other ranks may still read or set
-    /// flags. Returns true if this was the case before `until`.
+    /// Waits until no rank accesses the slots of this rank any more and all internal streams have finished. Other ranks may read or set
+    /// flags until then. Returns true if this happened before the time `until`.
     fn wait_quiet(&self, operations: &[Arc<Operation>], until: Instant) -> bool {
         let backend = self.node.context.backend();
         let lanes: Vec<Completion> = lock(&self.lanes).iter().filter_map(|lane| lane.mark(backend).ok()).collect();
         let mut round = 0;
         loop {
             let has_passed = Instant::now() >= until;
-            // These locks are taken before the pool's lock, because elsewhere the pool's lock is taken while an operation's lock is held.
+            // These locks are acquired before the pool's lock, because elsewhere the pool's lock is acquired while an operation's lock is
+            // held.
             operations.iter().filter_map(|operation| operation.take_kept()).for_each(|kept| self.spend(kept));
             let is_quiet = |slots: &Mutex<SlotPool>| {
                 let slots = lock(slots);
                 slots.spent.iter().for_each(|kept| kept.land(self.mailboxes.own(kept.slot)));
-                // A slot that was lost by a failure inside a call is not waited for after the deadline.
+                // After the deadline, a slot that an error inside a call has left unusable is not waited for.
                 let is_complete =
                     slots.free.len() + slots.torn.len() + slots.spent.len() >= self.capacity.operations as usize || has_passed;
                 is_complete && slots.spent.iter().all(|kept| kept.is_quiet(self.mailboxes.own(kept.slot)))
@@ -545,10 +553,10 @@ impl Messenger {
     }
 }
 
-/// Unmaps imported memory, and frees this rank's memory once no other rank has it mapped.
+/// Unmaps memory of other ranks, and frees this rank's memory once no other rank has it mapped.
 fn give_back(context: &Context, held: MessengerMemory) {
-    // All work of this messenger has finished, so the mappings are closed without a wait for other streams of the context. Those may wait
-    // for messages that another rank sends after it has destroyed its messenger.
+    // All work of this messenger has finished, so the mappings are closed without a wait for other streams of the context. Such streams may
+    // wait for messages that another rank sends only after it has destroyed its messenger.
     let closed = held.imports.into_iter().map(|address| context.state().close_idle(address));
     let freed = held.allocations.into_iter().map(|address| context.state().free_unmapped(address));
     for error in closed.chain(freed).filter_map(Result::err) {
@@ -585,7 +593,7 @@ impl Drop for Messenger {
     fn drop(&mut self) {
         let is_ending = self.is_ending.load(Ordering::SeqCst);
         self.end_unmatched();
-        // A messenger that was destroyed explicitly is not waited for again.
+        // A messenger that was destroyed explicitly has already waited, so this code does not wait again.
         let (patience, grace) = if is_ending { (Duration::ZERO, Duration::ZERO) } else { (LAST_PATIENCE, GRACE) };
         if let Err(error) = self.finish(Instant::now() + patience, grace) {
             log::debug!("dropping a messenger: {error}");

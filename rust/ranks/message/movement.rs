@@ -1,13 +1,13 @@
-//! Copies the data of a matched send and receive. The rank whose operation was posted later enqueues the copy, in stream order on both
-//! sides.
+//! Copies the data of a matched send and receive. The rank whose operation was posted later enqueues the copy, so that it follows the work
+//! in the streams of both ranks.
 //!
 //! The copy is enqueued in an internal stream of the messenger, because work of the caller's stream must not wait for another rank. The
-//! copy follows an event of the caller's stream and the flag that the other side's stream sets. Each operation that waits has an internal
-//! stream to itself, so that operations posted earlier do not delay it. Small messages are copied in the caller's stream if the other side
-//! is ready.
+//! copy follows an event of the caller's stream and the flag that the stream of the other rank sets. Each operation that waits has an
+//! internal stream to itself, so that operations posted earlier do not delay it. Small messages are copied in the caller's stream if the
+//! other rank is ready.
 //!
-//! If a stream is idle, all operations posted in it are ready at once. The CPU then sets the flag, and the other side does not wait if it
-//! posts its operation next. In that case the CPU also copies small host messages and ends messages without data.
+//! If a stream is idle, all operations posted in it are ready at once. The CPU then sets the flag instead of the stream, so that the other
+//! rank does not wait if it posts its operation next. In that case the CPU also copies small host messages and ends messages without data.
 
 use super::Messenger;
 use super::buffers::{MessagePlace, Through};
@@ -23,16 +23,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Maximum size in bytes of a message that is copied in the caller's stream. The copy delays that stream for no longer than an event that
-/// joins an internal stream: some 2 us between two H200.
+/// Maximum size in bytes of a message that is copied in the caller's stream instead of an internal stream. Such a copy delays the stream no
+/// longer than an event that would join an internal stream: about 2 us between two H200.
 const SMALL_BYTES: u64 = 1 << 20;
 
-/// Maximum time for which the CPU polls whether the other side of a small message is ready. An operation that is posted at the same time
-/// first queries whether its stream is idle, which takes 1.5 us on an H200. A wait in an internal stream would cost more time.
+/// Maximum time for which the CPU polls whether the other rank is ready for a small message. If both ranks post at the same time, the other
+/// rank first queries whether its stream is idle, which takes 1.5 us on an H200. Polling is faster than a wait in an internal stream.
 const SOON: Duration = Duration::from_micros(5);
 
-/// Maximum number of times that the CPU queries whether the stream of a small operation is idle. Repeating pays, because a stream counts as
-/// busy for up to 2 us after its last flag was seen, and the stream itself would take 4 us to set the flag.
+/// Maximum number of times that the CPU queries whether the stream of a small operation is idle. A stream still counts as busy for up to 2
+/// us after its last flag was seen. Repeated queries take less time than the 4 us that the stream would need to set the flag.
 const LOOKS: u32 = 3;
 
 /// Internal stream of the messenger, with the event that joins it to the caller's stream.
@@ -41,9 +41,9 @@ pub(super) struct MessageLane {
     stream: StreamHandle,
     event: EventHandle,
     device: DeviceId,
-    /// Slot of the operation that used this stream last, and the use count of the slot at that time. `None` if no operation has used it.
+    /// Slot of the last operation in this stream, and the use count of the slot at that time. `None` if no operation has used the stream.
     last: Option<(u32, u64)>,
-    /// True if the last work in this stream may never end. The stream is then not reused.
+    /// True if the last work in this stream may never finish. The stream is not used again then.
     is_retired: bool,
 }
 
@@ -68,25 +68,25 @@ pub(super) struct Landing {
     to: u64,
     /// Size in bytes of the caller's receive buffer.
     bytes: u64,
-    /// True once a thread has begun the copy, so that no other thread makes it.
+    /// True once a thread has begun this copy, so that no other thread makes it.
     is_claimed: AtomicBool,
 }
 
 impl Landing {
-    /// Copies the data if all of it has arrived and no other thread has begun the copy.
+    /// Makes the copy if all data has arrived and no other thread has begun the copy.
     pub fn land(&self, own: &MessageSlot) {
         if !own.has_moved() || self.is_claimed.swap(true, Ordering::AcqRel) {
             return;
         }
         if own.status() == SlotStatus::Fine && own.state() == SlotState::Matched {
-            // The size in the slot is not trusted, because every rank can write the slot.
+            // The message size in the slot is not trusted, because every rank can write to the slot.
             copy_host(self.from, self.to, own.message_bytes().min(self.bytes));
         }
         own.finished.store(1, Ordering::Release);
     }
 }
 
-/// Completion of a received message's copy to the caller's memory. The callback thread polls it.
+/// Copy of a received message to the caller's memory, in the form of a completion that the callback thread polls.
 #[derive(Debug)]
 struct Landed {
     messenger: Weak<Messenger>,
@@ -95,7 +95,7 @@ struct Landed {
 }
 
 impl CompletionState for Landed {
-    /// Copies the data if all of it has arrived. Returns true once a thread has begun or finished the copy.
+    /// Makes the copy if all data has arrived. Returns true once this thread or another one has begun the copy.
     fn is_done(&self) -> Result<bool, BackendError> {
         // The slot is not reused until a thread has begun the copy.
         if self.landing.is_claimed.load(Ordering::Acquire) {
@@ -117,7 +117,8 @@ impl CompletionState for Landed {
 }
 
 impl Messenger {
-    /// Enqueues the copy for a match that this rank has found. An error becomes the outcome of both operations.
+    /// Enqueues the copy of a match that this rank has found: its own operation `place`, and the operation of another rank in slot
+    /// `theirs`. An error becomes the outcome of both operations.
     pub(super) fn start(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) {
         self.carried.begin(kept.slot);
         let own = self.mailboxes.own(kept.slot);
@@ -126,7 +127,7 @@ impl Messenger {
         }
     }
 
-    /// Ends both operations of a match with an error.
+    /// Ends both operations of a matched pair with an error. `own` is the slot of this rank's operation, and `theirs` that of the other.
     pub(super) fn fail_both(&self, own: &MessageSlot, theirs: &MessageSlot, error: &Error) {
         self.note_failure(own, theirs, error);
         theirs.end();
@@ -140,8 +141,8 @@ impl Messenger {
     fn enqueue(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) -> Result<(), Error> {
         let backend = self.node.context.backend();
         let (own, other, is_send) = (self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs), place.is_send);
-        // The peer's slot is untrusted and may have changed since the match. Bounds are checked on both sides: against this rank's place,
-        // and against the mapped memory of the peer.
+        // The slot of the other rank is untrusted and may have changed since the match. So the bounds are checked on both sides: against
+        // this rank's memory, and against the mapped memory of the other rank.
         let bytes = if is_send { place.bytes } else { other.bytes().min(place.bytes) };
         let (their_address, their_device) = match self.address_of(kept, theirs, other, bytes) {
             Err(why) if why.is_not_supported() && theirs.rank != self.mailboxes.rank() => {
@@ -180,7 +181,8 @@ impl Messenger {
         self.move_in(kept, plan, own, other, lane, has_come)
     }
 
-    /// True if the other side of a small message is ready, or becomes ready within a few microseconds.
+    /// True if the other rank is ready to move a small message, or becomes ready within a few microseconds. `other` is the slot of its
+    /// operation.
     fn comes(&self, other: &MessageSlot) -> bool {
         let until = self.looks_again.load(Ordering::Relaxed).then(|| Instant::now() + SOON);
         while !other.is_ready() && until.is_some_and(|until| Instant::now() < until) {
@@ -191,7 +193,8 @@ impl Messenger {
         comes
     }
 
-    /// Enqueues three things in `stream`: the wait for the other side, the copy, and the end of both operations.
+    /// Enqueues three operations in `stream`: a wait for the other rank (unless it is ready), the copy, and the signals that end both
+    /// operations.
     fn move_in(
         &self,
         kept: &mut Kept,
@@ -211,22 +214,22 @@ impl Messenger {
             Some(plan) => plan.enqueue(stream),
             None => Ok(()),
         };
-        // Both operations still end in stream order: a wait that is already in the stream must finish before the stream is reused.
+        // Both operations still end in stream order. A wait that is already in the stream must finish before the stream is reused.
         if let Err(error) = enqueued {
             self.note_failure(own, other, &error);
         }
         self.end_in_order(kept, own, other, stream)
     }
 
-    /// Returns the plan of the copy, or `None` if the message has no data.
+    /// Returns the plan that copies `bytes` bytes from address `src` to `dst`. Returns `None` if `bytes` is 0.
     pub(super) fn plan_of(&self, dst: u64, src: u64, bytes: u64) -> Result<Option<Arc<Plan>>, Error> {
         let transfer = Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes };
         let plan = || self.node.context.plan(&[transfer], &PlanOptions::default());
         (bytes > 0).then(plan).transpose()
     }
 
-    /// Ends both operations of a match after all work enqueued in the stream so far. The other rank's flag is set before this rank's flag,
-    /// because each further flag takes 1.5 us on an H200. The other rank's next operation is then already posted when this rank, whose
+    /// Ends both operations of a matched pair after all work enqueued in the stream so far. The stream sets the other rank's flag first,
+    /// because each further flag takes 1.5 us on an H200. The other rank has then already posted its next operation when this rank, whose
     /// stream is still busy, posts its next one.
     pub(super) fn end_in_order(&self, kept: &mut Kept, own: &MessageSlot, other: &MessageSlot, stream: StreamHandle) -> Result<(), Error> {
         let raised = self.node.context.backend().stream_raise_signals(stream, &[other, own].map(|slot| raise(&slot.moved)));
@@ -236,13 +239,14 @@ impl Messenger {
         })?)
     }
 
-    /// Excludes the stream and the slot of an operation from further use, because the end of the enqueued work cannot be detected.
+    /// Excludes the stream and the slot of an operation from further use. Called if an error makes it impossible to detect when the
+    /// enqueued work ends.
     pub(super) fn retire(&self, kept: &mut Kept, stream: StreamHandle) {
         kept.is_torn = true;
         lock(&self.lanes).iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.is_retired = true);
     }
 
-    /// Returns the address of the other side's memory in this process, and the device of that memory.
+    /// Returns the address in this process of the other rank's memory, and the device of that memory.
     pub(super) fn address_of(&self, kept: &mut Kept, theirs: SlotId, other: &MessageSlot, bytes: u64) -> Result<(u64, DeviceId), Error> {
         if bytes == 0 {
             return Ok((0, DeviceId::HOST));
@@ -269,7 +273,7 @@ impl Messenger {
         }
     }
 
-    /// Copies the data of a send into memory of the library, in the order of the caller's stream.
+    /// Enqueues a copy of the data of a send into memory of the library, in the order of the caller's stream.
     pub(super) fn copy_in(&self, slot: u32, place: &MessagePlace, stream: StreamHandle) -> Result<(), Error> {
         let backend = self.node.context.backend();
         let (from, to, bytes) = (place.address, self.through(slot, place), place.bytes);
@@ -279,7 +283,7 @@ impl Messenger {
             [&own.ready, &own.finished].into_iter().for_each(|flag| flag.store(1, Ordering::Release));
             return Ok(());
         }
-        // Both flags are set by one call: if a second call failed, the end of the first could not be detected.
+        // One call sets both flags. With two calls the second could fail, and the end of the first could then not be detected.
         let flags = [&own.ready, &own.finished].map(|flag| raise(flag).counter);
         let copy = move || {
             copy_host(from, to, bytes);
@@ -288,9 +292,9 @@ impl Messenger {
         Ok(backend.launch_host(stream, Box::new(copy))?)
     }
 
-    /// Arranges that the data of a receive is copied out of memory of the library when it arrives: by a thread that waits for the
-    /// operation, or by the callback thread. No stream waits for the data, because a message may arrive late, and freeing memory waits for
-    /// all streams.
+    /// Arranges that the data of a receive is copied from memory of the library to the caller's memory when it arrives. A thread that waits
+    /// for the operation makes the copy, or else the callback thread. No stream waits for the data, because a message may arrive late, and
+    /// freeing memory waits for all streams.
     pub(super) fn copy_out(self: &Arc<Self>, kept: &mut Kept, place: &MessagePlace) -> Result<(), Error> {
         let (from, to, bytes) = (self.through(kept.slot, place), place.address, place.bytes);
         let landing = Landing { from, to, bytes, is_claimed: AtomicBool::new(false) };
@@ -307,8 +311,8 @@ impl Messenger {
         place.bounce().map_or_else(|| self.mailboxes.inline_address(self.mailboxes.own_id(slot)), |bounce| bounce.address)
     }
 
-    /// Sets the operation's `ready` flag, which signals that this side is ready: in stream order, or directly by the CPU if the caller's
-    /// stream is idle.
+    /// Sets the `ready` flag of the operation in slot `slot`, which signals that this rank is ready for the copy. The stream sets it after
+    /// its earlier work, or the CPU sets it directly if the stream is idle.
     pub(super) fn raise_come(&self, slot: u32, stream: StreamHandle) -> Result<(), Error> {
         let own = self.mailboxes.own(slot);
         let is_small = own.bytes() <= SMALL_BYTES;
@@ -332,7 +336,7 @@ impl Messenger {
         })
     }
 
-    /// Returns an internal stream in which no operation is in progress, and its event, for the operation in slot `slot`.
+    /// Returns an internal stream without an operation in progress, and the event of that stream, for the operation in slot `slot`.
     pub(super) fn lane(&self, device: DeviceId, slot: u32) -> Result<(StreamHandle, EventHandle), BackendError> {
         let backend = self.node.context.backend();
         let last = Some((slot, self.mailboxes.own(slot).uses()));
@@ -347,7 +351,7 @@ impl Messenger {
         Ok((stream, event))
     }
 
-    /// Destroys all internal streams of the messenger. Enqueued work still finishes.
+    /// Destroys all internal streams of the messenger. Work that is already enqueued still finishes.
     pub(super) fn end_lanes(&self) {
         let backend = self.node.context.backend();
         for lane in lock(&self.lanes).drain(..) {
@@ -359,13 +363,13 @@ impl Messenger {
 }
 
 impl MessageLane {
-    /// Returns a completion of all work enqueued in the stream so far.
+    /// Returns a completion of all work that has been enqueued in the stream so far.
     pub(super) fn mark(&self, backend: &dyn Backend) -> Result<Completion, Error> {
         mark(backend, self.stream)
     }
 }
 
-/// Returns a completion of all work enqueued in a stream so far.
+/// Returns a completion of all work that has been enqueued in the stream so far.
 pub(super) fn mark(backend: &dyn Backend, stream: StreamHandle) -> Result<Completion, Error> {
     backend.mark_end(stream, &[], Report::End)?.ok_or_else(|| no_completion().into())
 }

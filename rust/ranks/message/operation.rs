@@ -1,4 +1,5 @@
-//! Tracks a send, receive, fetch or described buffer of this rank, from its post until its outcome is known.
+//! Tracks an operation of this rank from its post until its outcome is known. The operation is a send, a receive, a fetch or a described
+//! buffer.
 
 use super::Messenger;
 use super::buffers::{Bounce, ImportedBuffer};
@@ -13,37 +14,38 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
-/// Outcome of an operation: success or error, with the envelope of the message.
+/// Outcome of a send, receive, fetch or described buffer: success or an error, with the envelope (sender, tag, size, metadata) of the
+/// message.
 #[derive(Clone, Debug)]
 pub(super) struct OperationOutcome {
     result: Result<(), BackendError>,
-    /// Envelope of the operation's message. `None` for a receive that has not matched.
+    /// Envelope (sender, tag, size, metadata) of the operation's message. `None` for a receive that has not matched a send.
     envelope: Option<Envelope>,
 }
 
-/// Resources that an operation holds until its slot can be reused.
+/// Resources of a send, receive, fetch or described buffer. They are held until the operation's slot in shared memory can be reused.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub slot: u32,
-    /// True if the data passes through memory of the library. The slot contains this information too, but is not trusted, because every
-    /// rank can write to it.
+    /// True if the data passes through memory of the library. The operation's slot in shared memory contains this information too, but is
+    /// not trusted, because every rank can write to it.
     pub is_buffered: bool,
-    /// True if work whose end cannot be detected may still access the slot. The slot is then never reused.
+    /// True if work whose end cannot be detected may still access the operation's slot. The slot is then never reused.
     pub is_torn: bool,
-    /// True if this rank's stream sets the slot's `ready` flag.
+    /// True if this rank's stream sets the `ready` flag of the operation's slot.
     pub comes: bool,
     pub bounce: Option<Bounce>,
-    /// Memory of the other rank that contains the data or to which the data is copied. `None` if no such memory is mapped.
+    /// Memory of the other rank that is mapped as the source or destination of the copy. `None` if no such memory is mapped.
     pub imported: Option<Arc<ImportedBuffer>>,
-    /// Completions of stream work that reads the slot's flags.
+    /// Completions of stream work that reads the flags of the operation's slot.
     pub markers: Vec<Completion>,
-    /// Pending copy of received data to the caller's memory.
+    /// Pending copy of received data to the caller's memory. `None` if there is no such copy.
     pub landing: Option<Arc<Landing>>,
-    /// Completion of a copy that is verified (`MPGPU_VERIFY`).
+    /// Completion of a copy whose result is compared byte by byte (`MPGPU_VERIFY`). `None` if the copy is not verified.
     pub verified: Option<Completion>,
 }
 
-/// Posted operation of a messenger, for which the caller can wait.
+/// Send, receive, fetch or described buffer that was posted to a messenger. The caller can wait for its end.
 pub struct Operation {
     messenger: Arc<Messenger>,
     slot: u32,
@@ -52,12 +54,12 @@ pub struct Operation {
 }
 
 impl Kept {
-    /// Copies data that has arrived to the caller's memory, if no other thread copies it.
+    /// Copies data that has arrived in memory of the library to the caller's memory, if no other thread makes this copy.
     pub fn land(&self, slot: &MessageSlot) {
         self.landing.iter().for_each(|landing| landing.land(slot));
     }
 
-    /// Releases the caller's streams that wait for the end of this operation.
+    /// Releases all streams of the caller that wait for the end of this operation.
     pub fn release_streams(&self, slot: &MessageSlot) {
         if self.markers.iter().any(|marker| matches!(marker.is_done(), Ok(false))) {
             slot.release(
@@ -71,12 +73,12 @@ impl Kept {
         if self.is_buffered { slot.has_finished() } else { slot.has_moved() }
     }
 
-    /// Returns the flag that is set when the operation has ended.
+    /// Returns the flag in `slot` that is set when the operation has ended.
     fn flag<'a>(&self, slot: &'a MessageSlot) -> &'a std::sync::atomic::AtomicU64 {
         if self.is_buffered { &slot.finished } else { &slot.moved }
     }
 
-    /// True if no rank and no stream will access the slot or set one of its flags any more.
+    /// True if no rank and no stream will access the operation's slot or set one of its flags any more.
     pub fn is_quiet(&self, slot: &MessageSlot) -> bool {
         slot.has_moved()
             && (!self.comes || slot.has_come())
@@ -86,7 +88,7 @@ impl Kept {
 }
 
 impl OperationOutcome {
-    /// Returns the outcome of an operation that has ended, as recorded in its slot.
+    /// Returns the outcome of an operation that has ended. The outcome is recorded in the operation's slot.
     fn read(slot: &MessageSlot, envelope: Envelope) -> OperationOutcome {
         let peer = slot.partner().map(|partner| partner.rank).or(slot.peer());
         let result = match slot.status() {
@@ -116,7 +118,7 @@ impl OperationOutcome {
     }
 }
 
-/// True if the machine has so many cores that a polling thread does not hinder other threads.
+/// True if the machine has so many cores that a polling thread does not delay other threads.
 fn has_cores() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
     *HAS.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1))
@@ -131,7 +133,7 @@ impl Operation {
         operation
     }
 
-    /// Returns the messenger by which this operation was posted.
+    /// Returns the messenger (endpoint for messages) to which this operation was posted.
     pub fn messenger(&self) -> &Arc<Messenger> {
         &self.messenger
     }
@@ -146,8 +148,8 @@ impl Operation {
         self.settle()
     }
 
-    /// Polls the operation's flags until one is set, for at most about a microsecond. That is shorter than a yield if other threads want
-    /// the core.
+    /// Polls the operation's flags until one of them is set, for at most about a microsecond. That is shorter than a yield takes if other
+    /// threads want the core.
     fn watch(&self) {
         const LOOKS: u32 = 32;
         if !has_cores() || self.outcome.get().is_some() {
@@ -164,7 +166,7 @@ impl Operation {
         }
     }
 
-    /// Returns the outcome of the operation, or `None` if it has not ended. The messenger must be open.
+    /// Returns the outcome of the operation, or `None` if it has not ended. The caller must have the messenger open.
     pub(super) fn settle(&self) -> Option<&OperationOutcome> {
         let mut kept = lock(&self.kept);
         let Some(held) = &*kept else { return self.outcome.get() };
@@ -182,8 +184,9 @@ impl Operation {
         Some(outcome)
     }
 
-    /// Releases the slot of an ended operation. A buffered send that has not matched keeps its slot, because it may still be cancelled. A
-    /// verified operation keeps its slot until its outcome is requested, because comparing bytes may block.
+    /// Releases the slot of the operation if it has ended. There are two exceptions. A buffered send that has not matched keeps its slot,
+    /// because it may still be cancelled. A verified operation keeps its slot until its outcome is requested, because comparing bytes may
+    /// block.
     pub(super) fn settle_quiet(&self) {
         let is_quiet = lock(&self.kept).as_ref().is_some_and(|kept| {
             let slot = self.messenger.mailboxes.own(self.slot);
@@ -195,24 +198,24 @@ impl Operation {
         }
     }
 
-    /// Records the final outcome while the messenger is being destroyed, whether the operation has ended or never will.
+    /// Records the final outcome of the operation while the messenger is being destroyed. An operation that has not ended will never end.
     pub(super) fn abandon(&self) {
         if self.settle().is_none() {
             let _ = self.outcome.set(OperationOutcome::ended());
         }
     }
 
-    /// Releases the streams that wait for the operation ([`Kept::release_streams`]).
+    /// Releases the streams that wait for the end of this operation ([`Kept::release_streams`]).
     pub(super) fn release_streams(&self) {
         lock(&self.kept).iter().for_each(|kept| kept.release_streams(self.messenger.mailboxes.own(self.slot)));
     }
 
-    /// Removes and returns the resources of an operation whose outcome was not requested.
+    /// Removes and returns the resources that the operation still holds. `None` if they were released, because the outcome is known.
     pub(super) fn take_kept(&self) -> Option<Kept> {
         lock(&self.kept).take()
     }
 
-    /// Returns the envelope of the operation's message, or `None` for a receive that has not matched.
+    /// Returns the envelope (sender, tag, size, metadata) of the operation's message, or `None` for a receive that has not matched a send.
     pub fn envelope(&self) -> Option<Envelope> {
         if let Some(outcome) = self.outcome() {
             return outcome.envelope.clone();
@@ -227,7 +230,7 @@ impl Operation {
         (slot.is_send() || slot.state() == SlotState::Matched).then(|| self.messenger.mailboxes.envelope(slot))
     }
 
-    /// Cancels the operation if it has not matched. Returns true if it was cancelled. The operation then ends with
+    /// Cancels the operation if it has not matched. Returns true if it was cancelled. Waiting for the operation then returns
     /// [`BackendError::Cancelled`].
     pub fn cancel(&self) -> Result<bool, Error> {
         let _open = self.messenger.enter()?;
@@ -236,7 +239,7 @@ impl Operation {
         Ok(kept.is_some() && self.messenger.withdraw(self.slot, SlotStatus::Cancelled))
     }
 
-    /// Makes later work of a stream wait for the end of this operation.
+    /// Makes later work in `stream` wait for the end of this operation.
     pub fn order_stream(&self, stream: StreamHandle) -> Result<(), Error> {
         if self.outcome().is_some() {
             return Ok(());
@@ -254,7 +257,7 @@ impl Operation {
             let signal = Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 };
             let by = open.context().config().signal_wait.unwrap_or(SignalWait::Operation);
             backend.stream_wait_signals(stream, &[signal], by)?;
-            // The end of the stream's wait cannot be detected without a marker, so the slot is not reused and its flag stays set.
+            // Without a marker, the end of the stream's wait could not be detected. The slot is then not reused, and its flag stays set.
             kept.markers.push(open.mark(stream).inspect_err(|_| kept.is_torn = true)?);
         }
         Ok(())
@@ -273,8 +276,8 @@ impl CompletionState for Operation {
             if let Some(outcome) = self.outcome() {
                 return outcome.result.clone();
             }
-            // Yields for a millisecond or two: most messages arrive by then. After that, a sleep of at least 70 us is a small part of the
-            // time.
+            // The thread yields for one or two milliseconds, because most messages arrive within that time. After that, a sleep of at least
+            // 70 us is short compared with the time already spent.
             rest(round / if has_cores() { 16 } else { 8 });
             round += 1;
         }

@@ -1,4 +1,5 @@
-//! Implements the calls of a messenger: send, receive, probe, describe a buffer, and fetch a described buffer.
+//! Implements the calls of a messenger (endpoint for messages): send, receive, probe for a message, describe a buffer, and fetch a
+//! described buffer.
 
 use super::buffers::MessagePlace;
 use super::operation::{Kept, Operation};
@@ -11,7 +12,7 @@ use crate::rank;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Message to send.
+/// Message to send: its memory, its receiver, its tag and its metadata.
 #[derive(Copy, Clone, Debug)]
 pub struct Outgoing<'a> {
     /// Address of the first byte of the message.
@@ -22,7 +23,7 @@ pub struct Outgoing<'a> {
     pub rank: u32,
     /// Tag by which a receive selects the message.
     pub tag: u64,
-    /// User data delivered with the message.
+    /// User data that is delivered together with the message.
     pub metadata: &'a [u8],
 }
 
@@ -31,15 +32,17 @@ pub const DESCRIPTOR_BYTES: usize = 64;
 
 const MAGIC: [u8; 8] = *b"mpgpu-md";
 
-/// Description of a buffer that one other rank of the node may fetch, once. It contains no pointers and can be sent as bytes.
+/// Description of a buffer. One other rank of the node may fetch the buffer, once. The description contains no pointers and can be sent as
+/// bytes.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Identifier of the messenger, equal on all its ranks.
+    /// Identifier of the messenger (endpoint for messages), equal on all its ranks.
     messenger: u64,
     slot: SlotId,
-    /// Use count of the slot. If the slot's count is larger, the slot belongs to another operation and the descriptor is no longer valid.
+    /// Number of times that the slot had been used when the buffer was described. If the number is larger now, the slot belongs to another
+    /// operation and the description is no longer valid.
     uses: u64,
-    /// Size of the buffer in bytes.
+    /// Size of the described buffer in bytes.
     pub bytes: u64,
 }
 
@@ -68,13 +71,13 @@ impl Descriptor {
     }
 }
 
-/// Returns a checksum (FNV-1a over words) that detects lost or changed bytes.
+/// Returns a checksum of `words` (FNV-1a over 64-bit words), by which damaged descriptors are detected.
 fn checksum(words: &[u64]) -> u64 {
     words.iter().fold(0xcbf2_9ce4_8422_2325, |sum: u64, word| (sum ^ word).wrapping_mul(0x100_0000_01b3).rotate_left(29))
 }
 
 impl Messenger {
-    /// Sends a message, after earlier work in `stream` has written its data. The returned operation ends when the message's memory may be
+    /// Sends a message. The data is read after all earlier work in `stream`. The returned operation ends when the message's memory may be
     /// used again.
     pub fn send(self: &Arc<Self>, message: &Outgoing<'_>, stream: StreamHandle) -> Result<Arc<Operation>, Error> {
         self.post(stream, || self.send_in(message, stream))
@@ -114,8 +117,8 @@ impl Messenger {
         Ok(Operation::new(self, slot, kept))
     }
 
-    /// Receives a message that `pattern` matches. The data is written after earlier work in `stream` has finished with the memory. The
-    /// returned operation ends when the data has arrived.
+    /// Receives a message that `pattern` accepts into the `bytes` bytes at `address`. The data is written after all earlier work in
+    /// `stream`. The returned operation ends when the data has arrived.
     pub fn receive(self: &Arc<Self>, address: u64, bytes: u64, pattern: &Pattern, stream: StreamHandle) -> Result<Arc<Operation>, Error> {
         self.post(stream, || self.receive_in(address, bytes, pattern, stream))
     }
@@ -151,7 +154,8 @@ impl Messenger {
         Ok(Operation::new(self, slot, kept))
     }
 
-    /// Returns the envelope of the first message that a receive with this pattern would match now. The message stays queued.
+    /// Returns the envelope (sender, tag, size, metadata) of the first message that a receive with this pattern would match now. Returns
+    /// `None` if there is no such message. The message stays queued.
     pub fn probe(&self, pattern: &Pattern) -> Result<Option<Envelope>, Error> {
         let _open = self.enter()?;
         pattern.source.map_or(Ok(()), |rank| self.check_rank(rank))?;
@@ -162,8 +166,8 @@ impl Messenger {
         }
     }
 
-    /// Describes memory that another rank may fetch, after earlier work in `stream` has written the data. The returned operation ends when
-    /// the memory was fetched and may be used again.
+    /// Describes a buffer that another rank may fetch. The data is read after all earlier work in `stream`. The returned operation ends
+    /// when the buffer was fetched and may be used again.
     pub fn describe(self: &Arc<Self>, address: u64, bytes: u64, stream: StreamHandle) -> Result<(Descriptor, Arc<Operation>), Error> {
         self.post(stream, || self.describe_in(address, bytes, stream))
     }
@@ -183,8 +187,8 @@ impl Messenger {
         Ok((descriptor, Operation::new(self, slot, kept)))
     }
 
-    /// Fetches a described buffer. The data is written after earlier work in `stream` has finished with the memory. The returned operation
-    /// ends when the data has arrived.
+    /// Fetches a described buffer of another rank. The data is written after all earlier work in `stream`. The returned operation ends when
+    /// the data has arrived.
     pub fn fetch(
         self: &Arc<Self>,
         descriptor: &Descriptor,
@@ -236,7 +240,7 @@ impl Messenger {
         Ok(Operation::new(self, slot, kept))
     }
 
-    /// Ends an operation of this rank with `status` if it has not matched. Returns true in this case.
+    /// Ends an operation of this rank with `status` if it has not matched. Returns true if it was ended.
     pub(super) fn withdraw(&self, slot: u32, status: SlotStatus) -> bool {
         let own = self.mailboxes.own(slot);
         if own.state() == SlotState::Described {
@@ -251,8 +255,8 @@ impl Messenger {
         of.is_some_and(|of| self.mailboxes.withdraw(of, slot, status, &|rank| self.is_gone(rank)))
     }
 
-    /// Enqueues a send's work in the caller's stream. If this fails, nothing was sent. If the send has already matched, the error becomes
-    /// the outcome of the send instead.
+    /// Enqueues the work of a send in the caller's stream. If this fails, nothing was sent and the error is returned. If the send has
+    /// already matched, the error becomes the outcome of the send instead.
     fn enqueue_send(&self, kept: &mut Kept, place: &MessagePlace, posted: Posted, stream: StreamHandle) -> Result<(), Error> {
         let slot = kept.slot;
         let copied = if place.is_buffered() { self.copy_in(slot, place, stream) } else { Ok(()) };
@@ -266,14 +270,15 @@ impl Messenger {
         Ok(())
     }
 
-    /// Sets the operation's `ready` flag in stream order, which allows the rank that makes the copy to begin.
+    /// Enqueues the signal that sets the operation's `ready` flag after all earlier work in `stream`. The flag allows the rank that makes
+    /// the copy to begin.
     fn offer_memory(&self, kept: &mut Kept, stream: StreamHandle) -> Result<(), Error> {
         kept.comes = true;
         self.raise_come(kept.slot, stream).or_else(|error| self.retract(kept, error))
     }
 
-    /// Withdraws a published operation that its stream will never reach, and returns the error. If the other rank has matched the operation
-    /// meanwhile, both operations fail instead, but only after any copy in progress, because it uses the memory until then.
+    /// Withdraws a published operation that its stream will never reach, and returns `error`. If another rank has matched the operation
+    /// meanwhile, both operations fail instead. They fail only after any copy in progress, because the copy uses the memory until then.
     fn retract(&self, kept: &mut Kept, error: Error) -> Result<(), Error> {
         let own = self.mailboxes.own(kept.slot);
         let withdrawn = self.withdraw(kept.slot, SlotStatus::Cancelled);
@@ -284,7 +289,8 @@ impl Messenger {
         }
         own.ready.store(1, Ordering::Release);
         if own.is_send() {
-            // A receive's own stream sets this flag, and must have seen the end before the slot is reused.
+            // The flag of a receive is not set here. The receive's own stream sets it after it has seen the end; only then may the slot be
+            // reused.
             own.finished.store(1, Ordering::Release);
         }
         if own.partner().is_some_and(|_| own.mover() == Some(self.mailboxes.rank())) {
@@ -298,7 +304,7 @@ impl Messenger {
         Ok(())
     }
 
-    /// Prepares a free slot for an operation and returns the resources that the operation holds.
+    /// Prepares a free slot for an operation, and returns the resources that the operation holds.
     fn prepare(
         &self,
         place: &MessagePlace,
@@ -316,7 +322,7 @@ impl Messenger {
         Ok(Kept { slot, bounce, is_buffered, ..Kept::default() })
     }
 
-    /// Releases a slot that no other rank has seen.
+    /// Releases the slot and the resources of an operation that no other rank has seen.
     fn give_back_unused(&self, kept: Kept) {
         let own = self.mailboxes.own(kept.slot);
         for flag in [&own.ready, &own.moved, &own.finished] {
@@ -330,7 +336,7 @@ impl Messenger {
         refused.map_or(Ok(()), |reason| Err(Error::NodeArgument { argument: c"rank", reason }))
     }
 
-    /// Calls `work`, which posts an operation, while the messenger is open. Fails if the stream is being captured.
+    /// Calls `work`, which posts an operation, while the messenger is open. Returns an error if `stream` is being captured.
     fn post<T>(&self, stream: StreamHandle, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         let open = self.enter()?;
         if self.is_ending.load(Ordering::SeqCst) {

@@ -1,8 +1,8 @@
-//! Manages the slots for the operations of a rank.
+//! Manages the slots (records in shared memory) for the operations of a rank.
 //!
-//! Sends and receives have separate slots. A rank whose send slots are full can still receive, which lets the other ranks send, so full
-//! slots do not block ranks against each other. If the library has buffered the message of a send, the slot stays in use until the message
-//! was received, although the send itself has ended.
+//! Sends and receives have separate slots. A rank whose send slots are all in use can still receive, which allows the other ranks to send.
+//! So ranks do not block each other when their slots are all in use. If the library has buffered the message of a send, the slot stays in
+//! use until the message was received, although the send itself has ended.
 
 use super::operation::{Kept, Operation};
 use super::{Messenger, Presence};
@@ -14,12 +14,13 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Slots of one kind: those of receives and fetches, or those of sends and described buffers.
+/// Slots of one kind: either the slots of receives and fetches, or the slots of sends and described buffers.
 #[derive(Default)]
 pub(super) struct SlotPool {
     pub free: Vec<u32>,
     pub spent: VecDeque<Kept>,
-    /// Resources of the slots that are never reused. They stay allocated until the messenger is destroyed.
+    /// Resources of the slots that are never reused, because it cannot be detected when the last access ends. They stay allocated until the
+    /// messenger is destroyed.
     pub torn: Vec<Kept>,
 }
 
@@ -29,25 +30,26 @@ impl SlotPool {
     }
 }
 
-/// Returns the slot numbers of sends and described buffers if `is_send` is true, and otherwise those of receives and fetches.
+/// Returns the range of slot numbers for sends and described buffers if `is_send` is true, and otherwise the range for receives and
+/// fetches.
 fn slots_of(capacity: Capacity, is_send: bool) -> Range<u32> {
     if is_send { capacity.operations..capacity.slots() } else { 0..capacity.operations }
 }
 
 impl Messenger {
-    /// Returns the pool to which a slot belongs.
+    /// Returns the pool that contains slot number `slot`.
     pub(super) fn pool(&self, slot: u32) -> &Mutex<SlotPool> {
         self.pool_of(slots_of(self.capacity, true).contains(&slot))
     }
 
-    /// Returns the pool of sends and described buffers if `is_send` is true, and otherwise that of receives and fetches.
+    /// Returns the pool of slots for sends and described buffers if `is_send` is true, and otherwise the pool for receives and fetches.
     pub(super) fn pool_of(&self, is_send: bool) -> &Mutex<SlotPool> {
         &self.slots[usize::from(is_send)]
     }
 
-    /// Removes a free slot from its pool and returns its number. Fails only if operations of the same kind of this rank use all slots.
+    /// Removes an unused slot from its pool and returns its number. Fails only if operations of the same kind of this rank use all slots.
     pub(super) fn take_slot(&self, is_send: bool) -> Result<u32, Error> {
-        // Reclaims a few spent slots per call, so that none of them stays in use for long.
+        // Each call also reclaims a few slots of finished operations, so that none of them stays in use for long.
         let take = |most: usize| {
             let mut slots = lock(self.pool_of(is_send));
             self.reap(&mut slots, most);
@@ -71,7 +73,7 @@ impl Messenger {
         operations.iter().for_each(|operation| operation.settle_quiet());
     }
 
-    /// Returns the error for a lack of slots, which names the operations that must end first.
+    /// Returns the error for a lack of slots. Its text names the operations that must end first.
     fn no_slot(&self, is_send: bool) -> Error {
         let torn = lock(self.pool_of(is_send)).torn.len() as u32;
         let slots = slots_of(self.capacity, is_send).map(|slot| self.mailboxes.own(slot));
@@ -99,17 +101,18 @@ impl Messenger {
         Error::QueueFull(format!("{full}{ended}{lost}; or create the messenger with room for more operations than {room}"))
     }
 
-    /// Frees the slots and resources of finished operations that no rank reads or signals any more. Examines at most `most` operations.
+    /// Makes the slots and resources of finished operations available again, if no rank reads or signals them any more. Examines at most
+    /// `most` operations.
     pub(super) fn reap(&self, slots: &mut SlotPool, most: usize) {
         for _ in 0..slots.spent.len().min(most) {
             let Some(kept) = slots.spent.pop_front() else { break };
             let own = self.mailboxes.own(kept.slot);
-            // If slots are left, the callback thread copies the data later, without delay for this call.
+            // If unused slots are left, this call is not delayed by a copy. The callback thread then copies the data later.
             if slots.free.is_empty() {
                 kept.land(own);
             }
             if kept.is_quiet(own) {
-                // Flags that belong to a copy by a dead rank may still be set for a moment, so the slot is not reused.
+                // Work that a dead rank enqueued may still set flags for a moment, so the slot is not reused.
                 let has_died = |partner: SlotId| self.presence(partner.rank) == Presence::Died;
                 let has_failed = matches!(own.status(), SlotStatus::PeerGone | SlotStatus::Failed);
                 let may_be_raised = has_failed && own.partner().is_some_and(has_died);
@@ -125,7 +128,7 @@ impl Messenger {
         }
     }
 
-    /// Releases the slot of an operation whose outcome is known or not needed. The slot becomes free once no rank reads it any more.
+    /// Releases the slot of an operation whose outcome is known or is not needed. The slot can be reused once no rank reads it any more.
     pub(super) fn spend(&self, kept: Kept) {
         lock(self.pool(kept.slot)).spent.push_back(kept);
     }
