@@ -1,4 +1,4 @@
-//! Turns measurements of a machine into a topology or into better planning options, and keeps them in files.
+//! Turns measurements of a machine into a topology or into better planning options, and stores the results in files.
 //!
 //! | module | contents |
 //! | --- | --- |

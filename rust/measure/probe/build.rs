@@ -1,8 +1,8 @@
 //! Converts fitted rates and capacities to a topology: nodes, links and shared resources.
 //!
-//! Every hop (pair of devices) becomes a link between its devices, and every shared capacity becomes a shared resource. If all copies
-//! between GPUs are limited only by a port out of the source GPU and a port into the destination GPU, these links become one switch. The
-//! planner then has fewer resources, and sees immediately that no relay adds bandwidth.
+//! Every hop (pair of devices) becomes a link between its devices, and every shared capacity becomes a shared resource. If only an output
+//! port of the source GPU and an input port of the destination GPU limit the copies between GPUs, one switch replaces the links between
+//! GPUs. The planner then has fewer resources, and can immediately exclude relays through other GPUs, because they add no bandwidth.
 
 use super::fit::{Capacities, Shared};
 use super::{Ends, Group, rounded};
@@ -148,8 +148,8 @@ impl Ports {
         self.gpus.iter().position(|other| *other == gpu).unwrap_or(0)
     }
 
-    /// True if the ports explain all rates. Every hop is then as fast as its ports, and every other resource of the GPUs is shared by all
-    /// copies of whole ports.
+    /// True if the ports explain all rates. Every hop between GPUs is then as fast as its ports, and each other resource of these hops is
+    /// used by either all or none of the copies of a port.
     fn carry(&self, hops: &[Ends], fit: &Capacities) -> bool {
         let as_fast = hops.iter().zip(&fit.rates).filter(|((from, to), _)| !from.is_host() && !to.is_host()).all(|(&(from, to), rate)| {
             let capacity = |port: usize| fit.shared[port].capacity;
@@ -159,17 +159,17 @@ impl Ports {
         as_fast && fit.shared.iter().all(|shared| self.whole(shared, hops).is_some() || self.is_remote(shared, hops, fit))
     }
 
-    /// True if a resource serves host copies and some copies between GPUs, and is faster than any port. If copies between GPUs also use a
-    /// path to host memory, this path cannot be faster than each of these copies. Such a combined capacity is an artefact of a large set
-    /// whose copies end one after the other.
+    /// True if a resource serves host copies and some copies between GPUs, and is faster than any port. Host copies and copies between GPUs
+    /// can share only a path to host memory, which is slower than a port. A larger capacity is an artefact of measuring a large set, whose
+    /// copies end at different times.
     fn is_remote(&self, resource: &Shared, hops: &[Ends], fit: &Capacities) -> bool {
         let widest = self.out.iter().chain(&self.into).map(|port| fit.shared[*port].capacity).fold(0.0, f64::max);
         let is_of_host = |hop: usize| hops[hop].0.is_host() || hops[hop].1.is_host();
         resource.capacity > widest && resource.hops().any(is_of_host) && !resource.hops().all(is_of_host)
     }
 
-    /// Returns the GPUs all of whose outgoing copies use a resource, and the GPUs all of whose incoming copies use it. Returns `None` if
-    /// other copies use the resource too.
+    /// Returns two lists of GPUs: GPUs whose copies to other GPUs all use a resource, and GPUs whose copies from other GPUs all use it.
+    /// Returns `None` if other copies between GPUs use the resource too.
     fn whole(&self, resource: &Shared, hops: &[Ends]) -> Option<[Vec<DeviceId>; 2]> {
         let peers: Vec<(DeviceId, DeviceId, bool)> = hops
             .iter()
@@ -187,7 +187,7 @@ impl Ports {
         peers.iter().all(|hop| hop.2 == said(hop)).then_some([out, into])
     }
 
-    /// Returns the links that use a resource.
+    /// Returns the links of the topology that share a resource, or `None` if only some of the copies of a port use it.
     fn links(&self, resource: &Shared, hops: &[Ends], draft: &Draft<'_>) -> Option<Vec<LinkId>> {
         let [out, into] = self.whole(resource, hops)?;
         let ports = out.iter().map(|gpu| 2 * self.index(*gpu)).chain(into.iter().map(|gpu| 2 * self.index(*gpu) + 1));

@@ -1,4 +1,4 @@
-//! Measures fixed costs on a machine with the fitted links. Each step sets the costs that its name states.
+//! Measures the fixed costs of copies, after the rates and capacities of the machine were fitted. Each step measures one or more costs.
 
 use super::measure::{Session, TINY};
 use super::{Harness, Hop, Work, median, pipelines};
@@ -29,7 +29,8 @@ fn first<H: Harness>(session: &Session<'_, H>) -> Option<usize> {
     session.hops.iter().position(between_gpus).or((!session.hops.is_empty()).then_some(0))
 }
 
-/// Measures the cost of a call and of each further copy, from the times of one copy and of 64 copies of a few bytes.
+/// Measures the fixed cost and the cost of each further copy, for single copies, batched copies and copy kernels. They are derived from the
+/// times of one copy and of 64 copies of a few bytes.
 fn calls<H: Harness>(session: &mut Session<'_, H>, _: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     const MANY: u32 = 64;
     let Some(index) = first(session) else { return Ok(()) };
@@ -62,8 +63,8 @@ fn kernel_efficiency<H: Harness>(session: &mut Session<'_, H>, _: &Machine, cost
     Ok(())
 }
 
-/// Measures the cost of passing a flag from one stream to another. It is the difference in time between two numbers of round trips, divided
-/// by the difference of these numbers.
+/// Measures the latency of a flag from the stream that sets it to the stream that waits for it. The latency is derived from the difference
+/// in time between 36 and 4 round trips.
 fn hand_over<H: Harness>(session: &mut Session<'_, H>, _: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     const ROUNDS: [u32; 2] = [4, 36];
     let Some(index) = first(session) else { return Ok(()) };
@@ -75,8 +76,8 @@ fn hand_over<H: Harness>(session: &mut Session<'_, H>, _: &Machine, costs: &mut 
     Ok(())
 }
 
-/// Measures by how much two independent copies of two GPUs take longer than the longer copy alone, less the time to issue the second copy.
-/// The result is the median over sizes at which no copy ends before both are issued.
+/// Measures by how much two independent copies of two GPUs, started together, take longer than the longer copy alone. The time to issue the
+/// second copy is subtracted. The result is the median over sizes at which no copy ends before both are issued.
 fn fork_join_gpus<H: Harness>(session: &mut Session<'_, H>, _: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     const LENGTHS: [f64; 5] = [8e-6, 12e-6, 16e-6, 24e-6, 32e-6];
     let hops = &session.hops;

@@ -1,8 +1,8 @@
-//! Derives shared capacities from measured sets of copies, by one rule that can be repeated on paper.
+//! Derives shared capacities from measured sets of concurrent copies, by one simple rule.
 //!
-//! If a set of copies takes longer than predicted, by more than the tolerance, its copies share a capacity: the bytes of the set divided by
-//! its time. Sets are processed from the smallest to the largest, so that capacities of a few copies are known when larger sets are
-//! examined.
+//! If a set of copies takes longer than predicted by more than the tolerance, its copies are assumed to share a capacity. The value of the
+//! capacity is the total size of the copies divided by their time. Sets are processed from the smallest to the largest, so that capacities
+//! of a few copies are known when larger sets are examined.
 //!
 //! Each hop is timed at 4 KiB (*T₀*), at 1 MiB (*b₁*, *T₁*) and at a size that takes about 1 ms (*b₂*, *T₂*). Its rate is `β =
 //! (b₂−b₁)/(T₂−T₁)` and its startup time is `α = T₀`. A set *S* of copies of *b_h* bytes ends when the busiest resource has finished; the
@@ -14,11 +14,12 @@
 //!
 //! The largest startup time `α` of the set and half of the issue time are subtracted from the measured time. If a set is more than 5 %
 //! slower than the known capacities predict (10 % in a quick probe), some of its copies share a capacity `C = Σb/T`. These are the copies
-//! without which the set is not late. A capacity that follows from a capacity of more copies is dropped. Capacities of one kind that differ
-//! by at most 5 % are replaced by their median.
+//! without which the set is as fast as predicted. A capacity that is implied by a capacity of more copies is dropped. Capacities of one
+//! kind that differ by at most 5 % are replaced by their median.
 //!
-//! **Example.** Two GPUs read host memory at 55 GB/s each. 55 MB each should take 1.00 ms, but they take 1.31 ms: 31 % late, so they share
-//! 110 MB / 1.31 ms = 84 GB/s. With a third GPU, 165 MB take 1.96 ms: the three share 84 GB/s too, which implies the capacity of each pair.
+//! **Example.** Two GPUs read host memory at 55 GB/s each. Two concurrent copies of 55 MB each should take 1.00 ms, but take 1.31 ms, which
+//! is 31 % longer. They therefore share 110 MB / 1.31 ms = 84 GB/s. With a third GPU, 165 MB take 1.96 ms, so the three GPUs share 84 GB/s
+//! too. This capacity implies the capacity of each pair.
 
 use super::{Ends, median};
 use crate::model::{FlowRate, MaxMin};
@@ -97,25 +98,25 @@ impl Shared {
 }
 
 impl Capacities {
-    /// Returns the time in seconds of the slowest copy if the copies did not share any capacity.
+    /// Returns the time in seconds that the slowest of these copies would take if the copies shared no capacity.
     pub fn alone(&self, copies: &[(usize, f64)]) -> f64 {
         copies.iter().map(|&(hop, bytes)| bytes / self.rates[hop]).fold(0.0, f64::max)
     }
 
-    /// Returns the time in seconds of copies that are started together, which is the time of the busiest resource. The planner predicts
-    /// times by the same rule.
+    /// Returns the predicted time in seconds of copies that are started together: the time for which the busiest resource is in use. The
+    /// planner predicts times by the same rule.
     pub fn seconds(&self, copies: &[(usize, f64)]) -> f64 {
         self.shared.iter().map(|shared| shared.load(copies) / shared.capacity).fold(self.alone(copies), f64::max)
     }
 
-    /// Returns the time in seconds of copies that are started together if every copy is a hop of a pipeline through host memory.
+    /// Returns the predicted time in seconds of copies that are started together, if every copy is a hop of a pipeline through host memory.
     pub fn staged_seconds(&self, copies: &[(usize, f64)]) -> f64 {
         let of = |shared: &Shared| shared.load(copies) / shared.staged.unwrap_or(shared.capacity);
         self.shared.iter().map(of).fold(self.alone(copies), f64::max)
     }
 
-    /// True if a set of copies takes longer than predicted, by more than a tolerance. Disturbances make measurements longer, so it is
-    /// enough that one third of the samples are not late.
+    /// True if a set of copies takes longer than predicted, by more than a tolerance. The sample at one third of the order from fastest to
+    /// slowest decides, because disturbances only make measurements longer.
     pub fn is_late(&self, ends: &[Ends], of_set: &[Sample], tolerance: f64) -> bool {
         let sample = self.ranked(of_set, 1.0 / 3.0);
         let is_of_host = |hop: usize| ends[hop].0.is_host() || ends[hop].1.is_host();
@@ -170,7 +171,7 @@ impl Capacities {
         sorted[((sorted.len() - 1) as f64 * rank) as usize].clone()
     }
 
-    /// Drops each capacity that follows from a capacity of more hops.
+    /// Removes each capacity that is implied by a capacity of more hops.
     pub fn drop_implied(&mut self, tolerance: f64) {
         let all = self.shared.clone();
         let is_implied = |shared: &Shared| {
@@ -204,8 +205,8 @@ impl Capacities {
     }
 }
 
-/// True if the sample consists of reads and writes of one host memory by different GPUs. Host memory moves less if reads and writes are
-/// mixed, whichever GPUs make them. No link behaves in this way.
+/// True if the sample consists of reads and writes of one host memory by different GPUs. Host memory has a lower total bandwidth if reads
+/// and writes are mixed, whichever GPUs make them. No link behaves in this way, so no capacity is derived from such a sample.
 fn mixes_directions(ends: &[Ends], sample: &Sample) -> bool {
     let of = |hop: usize| match ends[hop] {
         (from, to) if from.is_host() && !to.is_host() => Some((from, to, true)),
@@ -223,7 +224,7 @@ fn mixes_directions(ends: &[Ends], sample: &Sample) -> bool {
 pub(super) fn level(values: &mut [f64], members: &[usize], within: f64) {
     let mut left = members.to_vec();
     while !left.is_empty() {
-        // This finds the value that has the most other values near it, or the first such value if there are several.
+        // Indices of the values near the value that has the most other values near it. If there are several such values, the first is used.
         let near =
             |middle: f64| left.iter().copied().filter(|index| (values[*index] / middle).ln().abs() <= within).collect::<Vec<usize>>();
         let around = left.iter().map(|index| near(values[*index])).rev().max_by_key(Vec::len).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Makes the measurements of one probe. Decides on sizes and repetitions, and which measurements are repeated.
+//! Makes the measurements of one probe of a machine. Chooses the sizes of the copies, and decides which measurements are repeated.
 //!
 //! There is one rule for repetition. A result that matches the prediction is measured once. A set that takes longer than predicted (a late
 //! set) is measured three times, and the median is used. The same applies to a hop that is slower or faster than the other hops of its
@@ -9,15 +9,16 @@ use super::{Ends, Harness, Hop, Pair, ProbeOptions, Progress, Reading, Residuals
 use crate::topology::DeviceId;
 use std::collections::BTreeMap;
 
-/// Multiple in bytes to which the sizes of copies are rounded, so that copy engines get page-aligned pieces.
+/// Granularity in bytes to which the sizes of copies are rounded, so that copies start and end at page boundaries.
 const GRAIN: f64 = 4096.0;
 /// Size in bytes of a copy whose time consists only of startup time.
 pub(super) const TINY: u64 = 4096;
 /// Size in bytes of a copy that gives a first estimate of a rate.
 const SMALL: u64 = 1 << 20;
-/// Number of measurements of a late set.
+/// Number of measurements of a set of copies that takes longer than predicted.
 const REPEATS: usize = 3;
-/// Number of times that all host copies are measured during a probe, because the speed of host memory changes within seconds.
+/// Number of times that all host copies are measured during a probe. They are measured repeatedly because the speed of host memory changes
+/// within seconds.
 const VISITS: usize = 4;
 /// Time of the host copies in a set with copies between GPUs, as a fraction of the set's time. It is below 1, so that slow host memory is
 /// not mistaken for contention.
@@ -33,7 +34,7 @@ pub(super) struct Session<'a, H: Harness> {
     pub hops: Vec<Ends>,
     /// Time in seconds of a copy of a few bytes on each hop.
     pub starts: Vec<f64>,
-    /// Time in seconds that each further copy of a set adds to the submission.
+    /// Time in seconds that each further copy of a set adds to the time of submission.
     step: f64,
     pub fit: Capacities,
     samples: Samples,
@@ -259,7 +260,8 @@ impl<'a, H: Harness> Session<'a, H> {
         self.samples.extend(left_out);
     }
 
-    /// Measures pairs, larger sets that slow pairs suggest, families of hops, and random sets.
+    /// Measures copies that run at the same time: on pairs of hops, on larger sets in which all pairs slow each other down, on sets that
+    /// probably share hardware, and on random sets.
     pub fn explore(&mut self, devices: &[DeviceId]) -> Result<(), H::Error> {
         let pairs = sets::pairs(&self.hops);
         let mut late = Vec::new();
@@ -301,8 +303,9 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(())
     }
 
-    /// Measures a set of hops together. If the set is late, searches for its smallest late subset and for other hops that share the same
-    /// resource. Ends when the capacities of smaller sets explain the measured time, or when no progress is made.
+    /// Measures a set of hops together. If the set is late (takes longer than predicted), searches for its smallest late subset and for
+    /// other hops that share the same resource. Ends when the capacities of smaller sets explain the measured time, or when no progress is
+    /// made.
     fn explain(&mut self, set: &[usize]) -> Result<(), H::Error> {
         const ROUNDS: usize = 4;
         if set.len() < 2 || !self.is_late(set)? {
@@ -340,8 +343,8 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(())
     }
 
-    /// Returns the smallest late subset of these hops, sorted. To find it, halves of the set are left out first, then quarters, down to
-    /// single hops (delta debugging: Zeller and Hildebrandt 2002).
+    /// Returns the smallest subset of these hops that takes longer than predicted, sorted. The search first leaves out halves of the set,
+    /// then quarters, down to single hops (delta debugging: Zeller and Hildebrandt 2002).
     fn narrow(&mut self, set: &[usize]) -> Result<Vec<usize>, H::Error> {
         let mut core = set.to_vec();
         let mut piece = core.len().div_ceil(2);
@@ -383,7 +386,7 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(Residuals { count: errors.len() as u32, median: median(&mut errors).unwrap_or(0.0), worst })
     }
 
-    /// Adds to `notes` what the probe could not explain.
+    /// Adds a note to `notes` if the number of measurements has reached its limit, so that slowdowns may remain unexplained.
     pub fn notes(&self, notes: &mut Vec<String>) {
         if !self.may_measure() {
             notes.push(format!("stopped looking for shared capacities after {} measurements", self.readings.len()));
@@ -391,7 +394,8 @@ impl<'a, H: Harness> Session<'a, H> {
     }
 }
 
-/// Returns sets of hops in which every pair of hops is late, at least half as much as the slowest pair of the set.
+/// Returns sets of three or more hops in which all pairs slow each other down, at least half as much as the slowest pair of the set does.
+/// `late` holds the pairs that slow each other down, each with its slowdown.
 fn cliques(mut late: Vec<(f64, [usize; 2])>) -> Vec<Vec<usize>> {
     late.sort_by(|a, b| b.0.total_cmp(&a.0));
     let mut cliques: Vec<Vec<usize>> = Vec::new();

@@ -1,4 +1,4 @@
-//! Derives a topology from measured times. Finds out which copies slow each other down, and by how much.
+//! Probe of a machine: derives a topology from measured times of copies. It determines which copies slow each other down, and by how much.
 //!
 //! A [`Harness`] makes copies and returns times in seconds. This module decides what to copy next and interprets the times. It knows
 //! nothing about the machine except the pairs of devices between which copies are possible. `docs/reference/probe.md` describes the method
@@ -156,14 +156,14 @@ pub trait Harness {
     type Error;
 
     /// Runs `work` once to warm up and then `repetitions` times, and returns the times of the repetitions. If host memory is involved, each
-    /// repetition uses another buffer of it, because the speed depends on the buffer and a plan uses yet another one.
+    /// repetition uses a different host buffer, because the speed depends on the buffer, and plans do not use the buffers of the probe.
     fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Vec<Timing>, Self::Error>;
-    /// Measures how long two streams of these devices take to set and wait for flags alternately, `rounds` times. Returns the time in
-    /// seconds of each repetition, or an empty list if the streams do not support flags.
+    /// Measures how long two streams, one of each device in `between`, take to set and wait for flags alternately, `rounds` times. Returns
+    /// the time in seconds of each repetition, or an empty list if the streams do not support flags.
     fn pass_flags(&mut self, between: [DeviceId; 2], rounds: u32, repetitions: u32) -> Result<Vec<f64>, Self::Error>;
     /// Copies a pattern from one device to the other and compares every byte.
     fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Integrity, Self::Error>;
-    /// Returns the largest number of bytes that the copies of one measurement may write on one device.
+    /// Returns the largest number of bytes that the copies of one measurement may write to the memory of one device.
     fn room(&self) -> u64;
 }
 
@@ -176,20 +176,23 @@ pub struct ProbeOptions {
     pub repetitions: u32,
     /// Fraction by which a set of copies may be slower than predicted before the probe searches for the cause.
     pub tolerance: f64,
-    /// Largest number of measurements of concurrent copies. If contention is still unexplained when it is reached, the record notes this.
+    /// Largest number of measurements of concurrent copies. If the probe reaches this number before all slowdowns are explained, it adds a
+    /// note to the record.
     pub measurements: u32,
     /// Sizes in bytes of copies from and to host memory, and of each transfer of an all-to-all, for which a context searches for better
-    /// plans after the probe by executing them. On the host backend sizes above 4 MiB are skipped, because CPU threads move every byte. An
-    /// empty list disables the search.
+    /// plans after the probe. The search executes the plans. On the host backend, sizes above 4 MiB are skipped, because CPU threads move
+    /// every byte. An empty list disables the search.
     pub tuned_bytes: Vec<u64>,
-    /// Largest accepted median of the relative errors of the probe's own predictions. If the median is larger, nothing is tuned and the
-    /// probe is not kept.
+    /// Largest accepted median of the relative errors of the probe's own predictions. If the median is larger, the context tunes nothing
+    /// after the probe. Whatever this option, a probe whose median exceeds [`Residuals::MOST`] is stored only if the caller names a file
+    /// for it.
     pub most_error: f64,
 }
 
 impl Default for ProbeOptions {
-    /// Options for the default effort. On eight GPUs a probe makes 2500 to 4000 measurements of 4 runs of 1 to 3 ms, which takes 15 to 25
-    /// s. Tuning then takes 1.1 s for each tuned size, for each direction, and for each speed at which GPUs access host memory (four H200).
+    /// Returns the options for a probe of default effort. On eight GPUs, a probe makes 2500 to 4000 measurements of 4 runs of 1 to 3 ms,
+    /// which takes 15 to 25 s. Tuning then takes 1.1 s for each combination of size, direction, and speed at which a GPU accesses host
+    /// memory (four H200).
     fn default() -> Self {
         let tuned_bytes = [4 << 20, 8 << 20, 16 << 20, 32 << 20, 64 << 20, 256 << 20].into();
         ProbeOptions { copy_seconds: 1e-3, repetitions: 3, tolerance: 0.05, measurements: 4000, tuned_bytes, most_error: Residuals::MOST }
@@ -197,7 +200,7 @@ impl Default for ProbeOptions {
 }
 
 impl ProbeOptions {
-    /// Options for a first look: only single copies and the most important sets are measured, and nothing is tuned.
+    /// Returns the options for a quick probe, which measures only single copies and the most important sets of copies, and tunes nothing.
     pub fn quick() -> Self {
         ProbeOptions {
             copy_seconds: 0.5e-3,
@@ -223,7 +226,7 @@ pub struct Progress {
     pub measurements: u32,
 }
 
-/// Measured properties of one hop.
+/// Measured properties of one hop, that is, of direct copies from one device to another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HopFound {
     /// Device whose memory the hop reads.
@@ -238,7 +241,7 @@ pub struct HopFound {
     pub start: f64,
 }
 
-/// Hops that share one capacity.
+/// Hops (pairs of source and destination device) that share one capacity.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
     /// Name of the shared resource. It is the name in the topology if the topology has this resource.
@@ -251,15 +254,16 @@ pub struct Group {
     pub hops: Vec<(DeviceId, DeviceId)>,
 }
 
-/// Slowdown of two hops when both are used at the same time.
+/// Slowdown of two hops (pairs of source and destination device) when both are used at the same time.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Pair {
     /// Source and destination of the first hop.
     pub first: (DeviceId, DeviceId),
     /// Source and destination of the second hop.
     pub second: (DeviceId, DeviceId),
-    /// Time of both copies at the same time, divided by the time of an isolated copy, for sizes that take equally long when isolated. 1
-    /// means that the hops are independent, and 2 means that they alternate.
+    /// Time of two copies that run at the same time, one on each hop, divided by the time of one of them alone. The sizes are chosen such
+    /// that both copies alone take equally long. The value 1 means that the hops are independent, and 2 means that they transfer data only
+    /// alternately.
     pub slowdown: f64,
 }
 
@@ -349,7 +353,7 @@ fn joined(base: &Machine) -> Vec<Ends> {
     pairs.filter(|(from, to)| from != to && base.route(*from, *to).is_some()).collect()
 }
 
-/// Measures the costs and builds the topology. Returns the topology and its shared capacities.
+/// Measures the fixed costs, and builds the topology. Returns the topology and its shared capacities.
 fn finish<H: Harness, E>(
     session: &mut Session<'_, H>,
     base: &Machine,
@@ -372,8 +376,8 @@ fn finish<H: Harness, E>(
     Ok((topology, groups))
 }
 
-/// Returns a note on the differences in time between repetitions of host copies, or `None` if there are none. Each repetition uses another
-/// buffer, and a plan uses yet another one.
+/// Returns a note that states how much the times of repeated host copies differ, or `None` if no host copy was repeated. The times differ
+/// because each repetition uses a different host buffer. Plans use other buffers again.
 fn spread(readings: &[Reading]) -> Option<String> {
     /// Size in bytes from which the startup time of a copy is negligible.
     const LONG: u64 = 8 << 20;

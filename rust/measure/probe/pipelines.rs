@@ -10,8 +10,8 @@ use super::{Harness, Hop, Pipeline, Work, median};
 use crate::model::{HOST_RINGS, PathModel, SLOTS};
 use crate::topology::{Costs, DeviceId, Machine};
 
-/// Times of a pipelined transfer for which pipelines are measured, as multiples of `ProbeOptions::copy_seconds`. They correspond to plans
-/// of some tens of MiB to 1 GiB.
+/// Durations of the pipelined transfers that are measured, as multiples of `ProbeOptions::copy_seconds`. They correspond to transfers of
+/// some tens of MiB to 1 GiB.
 const LENGTHS: [f64; 5] = [0.125, 0.25, 0.5, 1.0, 2.0];
 /// Fraction of the pipeline's time after which the direct copy ends, in measurements of pipelines.
 const DIRECT_ENDS: f64 = 0.85;
@@ -23,7 +23,7 @@ const DIRECT: f64 = 0.5;
 /// Largest size of a pipeline, as a fraction of [`Harness::room`]; see [`DIRECT`].
 const STAGED: f64 = 0.125;
 
-/// Plans use a pipeline only if at least this fraction of its rate adds to the rate of its direct copy.
+/// Minimum fraction of a pipeline's rate that must add to the rate of the direct copy. Plans do not use a pipeline that adds less.
 const ADDED: f64 = 0.75;
 
 /// Pipeline, with the plain copy that plans run at the same time.
@@ -108,7 +108,7 @@ pub(super) fn fork_join_staged<H: Harness>(session: &mut Session<'_, H>, machine
     Ok(())
 }
 
-/// Measures the cost of each chunk through host memory, and the time to issue an operation of a pipeline.
+/// Measures the cost of each chunk that is staged in host memory, and the time to issue an operation of a pipeline.
 pub(super) fn chunks_via_host<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     let (each, issue) = each_chunk(session, through_host(machine).as_slice(), costs)?;
     costs.chunk_via_host = each.unwrap_or(costs.chunk_via_host);
@@ -116,7 +116,7 @@ pub(super) fn chunks_via_host<H: Harness>(session: &mut Session<'_, H>, machine:
     Ok(())
 }
 
-/// Measures the cost of each chunk through a GPU.
+/// Measures the cost of each chunk that is staged in the memory of a GPU.
 pub(super) fn chunks_via_gpu<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     let (each, _) = each_chunk(session, &through_gpu(machine), costs)?;
     costs.chunk_via_gpu = each.unwrap_or(costs.chunk_via_gpu);
@@ -125,7 +125,8 @@ pub(super) fn chunks_via_gpu<H: Harness>(session: &mut Session<'_, H>, machine: 
 
 /// Measures pipelines of several lengths while a direct copy runs that ends earlier. Each pipeline is measured with `n` chunks, the number
 /// that the model would choose, and with `2 n`. The difference is the cost of `n` chunks; a drift of the rate affects both equally. Returns
-/// the cost of a chunk over all lengths, and the median time in seconds that the calling thread needs for each operation.
+/// the mean cost of a chunk over all lengths in seconds, and the median time in seconds that the calling thread needs to issue an
+/// operation.
 fn each_chunk<H: Harness>(
     session: &mut Session<'_, H>,
     staged: &[PipelinePath],
@@ -170,7 +171,7 @@ pub(super) fn staging_ring<H: Harness>(session: &mut Session<'_, H>, machine: &M
     Ok(())
 }
 
-/// Raises capacities to at least the rates that these pipelines have reached.
+/// Raises the capacities for staged data to at least the rates that these pipelines have reached.
 fn carries_staged<H: Harness>(session: &mut Session<'_, H>, pipelines: &Sample) {
     for shared in &mut session.fit.shared {
         let drawn = shared.load(&pipelines.copies) / pipelines.seconds;

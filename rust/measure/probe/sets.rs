@@ -19,7 +19,8 @@ pub(super) fn is_free_of_order(hops: &[Ends], set: &[usize]) -> bool {
     sources.iter().enumerate().all(once) || sources.iter().all(|source| *source == sources[0])
 }
 
-/// Returns the hops of a set without each copy between GPUs whose source GPU already makes an earlier one.
+/// Returns the hops of a set with at most one copy between GPUs for each source GPU, which is the first one in the set. All host copies are
+/// included.
 pub(super) fn free_part(hops: &[Ends], set: &[usize]) -> Vec<usize> {
     let repeats = |index: usize| {
         let ends = hops[set[index]];
@@ -28,8 +29,8 @@ pub(super) fn free_part(hops: &[Ends], set: &[usize]) -> Vec<usize> {
     (0..set.len()).filter(|index| !repeats(*index)).map(|index| set[index]).collect()
 }
 
-/// Returns only the set itself if its time does not depend on the order of submission. Otherwise returns one set for each distance between
-/// GPU numbers, each with all host copies.
+/// Returns only the set itself if its time does not depend on the order of submission. Otherwise returns one subset for each difference
+/// between the numbers of destination and source GPU, each with all host copies.
 fn turns(hops: &[Ends], set: &[usize]) -> Vec<Vec<usize>> {
     if is_free_of_order(hops, set) {
         return vec![set.to_vec()];
@@ -40,7 +41,7 @@ fn turns(hops: &[Ends], set: &[usize]) -> Vec<Vec<usize>> {
     (1..gpus).map(turn).filter(|turn| turn.iter().any(|hop| distance(*hop).is_some())).collect()
 }
 
-/// Returns pairs that hardware often connects:
+/// Returns pairs of hops that often share hardware:
 ///
 /// - both directions between two devices,
 /// - copies of one direction between two GPUs and a host memory,
@@ -74,7 +75,7 @@ pub(super) fn pairs(hops: &[Ends]) -> Vec<[usize; 2]> {
     pairs
 }
 
-/// Returns larger sets, sorted from small to large:
+/// Returns sets of three or more hops that probably share hardware, sorted from small to large:
 ///
 /// - all copies that leave a device, enter it, or both,
 /// - all host copies by direction, and each such set without one of its copies,

@@ -1,4 +1,4 @@
-//! Tunes all cases and sizes, and finds the smallest size at which several paths are faster than one.
+//! Tunes plans of all cases (communication steps) and sizes, and finds the smallest size at which several paths are faster than one.
 
 use super::cases::Case;
 use super::class::Class;
@@ -15,7 +15,7 @@ use crate::topology::Machine;
 /// Method of the search for the best plan.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Search {
-    /// Searches only the paths. The model decides which part of the data each path gets (share) and the number of chunks.
+    /// Searches only for the best set of paths. The model decides which part of the data each path gets (share) and the number of chunks.
     Paths,
     /// Starts from the model's plan and varies one parameter (coordinate) at a time.
     Short,
@@ -30,12 +30,12 @@ pub struct Campaign<'a> {
     pub machine: &'a Machine,
     /// Size of each transfer in bytes; the sizes may be in any order.
     pub sizes: &'a [u64],
-    /// Options that no search changes, namely the staging bound.
+    /// Options of all plans, for example the limit of staging memory. Searches change only the options that are fields of [`Setting`].
     pub base: Options,
     /// Search method.
     pub search: Search,
-    /// Tuning to judge, if any. Results are then compared with the plans that a context chooses with this tuning, instead of with the
-    /// model's plans. Searches start from the model's plan in any case.
+    /// Existing tuning to evaluate. Results are then compared with the plans that a context chooses with this tuning. If it is `None`,
+    /// results are compared with the model's plans. Searches start from the model's plan in both cases.
     pub in_force: Option<&'a Tuning>,
 }
 
@@ -81,8 +81,8 @@ pub struct TunedPoint {
 }
 
 impl TunedPoint {
-    /// Returns the preferred engine, and the time of its best plan in seconds. The current choice is kept unless another engine gains
-    /// enough.
+    /// Returns the preferred engine, and the time of its best plan in seconds. Returns [`Engine::Auto`] and the time of the current choice
+    /// if no engine is faster than the current choice by enough.
     pub fn choice(&self) -> (Engine, f64) {
         [(Engine::Stream, &self.stream), (Engine::Graph, &self.graph)]
             .into_iter()
@@ -130,8 +130,8 @@ impl Campaign<'_> {
         largest.iter().flat_map(|batch| sizes.iter().map(|size| (*size, at(batch, *size)))).collect()
     }
 
-    /// Searches for the best plan of one batch. `progress` receives the engine, the number of scored settings of the grid, and the number
-    /// of all its settings.
+    /// Searches for the best plan of one batch. Returns `None` if the batch belongs to no class. `progress` receives the engine, the number
+    /// of scored settings of the grid, and the number of all settings of the grid.
     pub fn point<S: Score>(
         &self,
         case: Case,
@@ -172,7 +172,7 @@ impl Campaign<'_> {
         Ok(Some(TunedPoint { case, batch, class, size, chosen: chosen.seconds, stream, graph }))
     }
 
-    /// Combines the results of all points to a tuning. If one path is best at one size and several paths are best at the next, the size
+    /// Combines the results of all points into a tuning. If one path is best at one size and several paths are best at the next, the size
     /// from which several paths are faster is found by further comparisons.
     pub fn tuning<S: Score>(&self, points: &[TunedPoint], origin: Origin, score: &mut S) -> Result<Tuning, TuneError<S::Error>> {
         let mut classes: Vec<ClassTuning> = Vec::new();
@@ -276,7 +276,7 @@ fn between(a: u64, b: u64) -> u64 {
     whole((a as f64 * b as f64).sqrt() as u64)
 }
 
-/// Rounds down to a multiple of [`GRAIN`], which is easier to read, unless the size is small.
+/// Rounds a size of 64 KiB or more down to a multiple of [`GRAIN`] (4 KiB), which is easier to read.
 fn whole(bytes: u64) -> u64 {
     if bytes >= 16 * GRAIN { bytes / GRAIN * GRAIN } else { bytes }
 }

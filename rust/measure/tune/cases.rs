@@ -1,4 +1,5 @@
-//! The communication steps that are tuned. They are the steps in the figures of the papers, and copies from and to the host.
+//! Communication steps that are tuned: the steps in the figures of the papers on which this library builds, and copies from and to host
+//! memory.
 
 use super::class::Class;
 use crate::plan::Shape;

@@ -86,7 +86,7 @@ impl Class {
     /// - copies inside a device, or pageable memory;
     /// - transfers in different directions between GPUs and host;
     /// - two transfers between the same two devices (a halo of faces and edges);
-    /// - several transfers of which a device sends or receives more than one, unless all GPUs send to all;
+    /// - several transfers in which a device sends or receives more than once, unless every GPU sends to every other GPU;
     /// - sizes that differ by more than a factor of two.
     pub fn of(machine: &Machine, batch: &[Shape]) -> Option<(Class, u64)> {
         let first = batch.first()?;

@@ -17,8 +17,9 @@
 //! sizes = [{ from_bytes = 28213248, max_paths = 2, chunk_bytes = 2097152, at_bytes = 67108864, host_share = 0.951 }]
 //! ```
 //!
-//! An entry applies up to the next size. `chunk_bytes` was found at `at_bytes` and scales with the square root of the size; without
-//! `at_bytes` it is constant. Absent keys leave the value to the model. Trials of partitions:
+//! An entry applies to transfers of at least `from_bytes` bytes, up to the `from_bytes` of the next entry. `chunk_bytes` was found for a
+//! transfer of `at_bytes` bytes and scales with the square root of the size. Without `at_bytes`, the chunk size is constant. If a key is
+//! absent, the model chooses the value. The tables `partitions` contain trials of partitioned transfers:
 //!
 //! ```toml
 //! [[partitions]]

@@ -13,8 +13,8 @@ use crate::model::GRAIN;
 const HOST_SHARES: [u16; 13] = [500, 650, 750, 820, 880, 940, 1000, 1060, 1120, 1200, 1300, 1500, 2000];
 /// Weights by which the share (part of the data) of each path through another GPU is multiplied, in thousandths.
 const RELAY_SHARES: [u16; 9] = [700, 820, 900, 950, 1000, 1050, 1100, 1200, 1400];
-/// Numbers of chunks into which the largest part of a transfer that one path gets is divided. 0 leaves the chunks to the model. The list
-/// contains the papers' 1 to 16 and larger numbers.
+/// Numbers of chunks into which the staged path with the most data divides this data. The value 0 leaves the number of chunks to the model.
+/// The list contains the papers' 1 to 16 and larger numbers.
 const CHUNKS: [u64; 9] = [0, 1, 2, 4, 8, 16, 24, 32, 64];
 
 /// Scores the whole grid and returns the best plan. `progress` receives the number of scored settings and the number of settings known so

@@ -1,4 +1,4 @@
-//! Finds better options than the model's by scoring plans, and keeps them in a file.
+//! Finds better planning options than those of the performance model by measuring or simulating plans, and stores them in a file.
 //!
 //! The papers on which this library builds search their configuration offline and exhaustively: number of paths, number of chunks of each
 //! path, with and without the host, for each message size, once for streams and once for graphs (Sojoodi et al. 2024, section 3.2; 2026,

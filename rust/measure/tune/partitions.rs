@@ -14,8 +14,8 @@ const LEAST_BYTES: u64 = 64 << 10;
 /// Largest number of partitions in the first trials.
 const MOST_SPREAD: u32 = 256;
 
-/// Returns the numbers of partitions from which the search starts. They are numbers over the whole range for a largest transfer of
-/// `largest` bytes, and the model's choice `model`. They are also enough to draw a diagram.
+/// Returns the numbers of partitions from which the search starts. The numbers cover the whole range for a batch whose largest transfer has
+/// `largest` bytes, and include the model's choice `model`. They are also sufficient for a diagram of the scores.
 pub fn spread_partitions(model: u32, largest: u64) -> Vec<u32> {
     let powers = (0..).map(|power| 4_u32.pow(power)).take_while(|count| *count == 1 || largest / u64::from(*count) >= LEAST_BYTES);
     let mut all: Vec<u32> = powers.take_while(|count| *count <= MOST_SPREAD).chain([model]).collect();

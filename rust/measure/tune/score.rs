@@ -14,7 +14,7 @@ pub trait Score {
     /// Returns the smallest gain, as a fraction of the time, for which the model's plan is replaced by another one.
     fn least_gain(&self) -> f64;
 
-    /// Compares two plans and returns which is faster. If times vary, both are executed alternately.
+    /// Compares the times of two plans. If times vary, the plans are executed alternately.
     fn duel(&mut self, incumbent: &Plan, challenger: &Plan) -> Result<Verdict, Self::Error> {
         let pair = (self.seconds(incumbent)?, self.seconds(challenger)?);
         Ok(Verdict { ratio: pair.1 / pair.0, faster: pair.1 < pair.0 * (1.0 - self.least_gain()) })
@@ -24,20 +24,20 @@ pub trait Score {
 /// Result of a comparison of two plans.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// Time of the challenger divided by the time of the incumbent, as the median over all rounds. Both plans of a round run while the
-    /// machine is in the same state.
+    /// Time of the challenger divided by the time of the incumbent: the median over all repetitions of the comparison. In each repetition,
+    /// one plan runs directly after the other, while the machine is in the same state.
     pub ratio: f64,
     /// True if the challenger is faster by more than the least gain, and more often than chance would explain.
     pub faster: bool,
 }
 
 impl Verdict {
-    /// Returns the verdict from rounds in which both plans were executed. Each round holds the times of incumbent and challenger in
-    /// seconds.
+    /// Returns the verdict from repetitions (rounds) in which both plans were executed. Each entry of `rounds` holds the time of the
+    /// incumbent and the time of the challenger in seconds.
     ///
-    /// There are two conditions. First, the median of the rounds' ratios must show at least the least gain. Second, the challenger must win
-    /// so many rounds that a plan of equal speed would win as many in at most one of a hundred comparisons. This is the sign test, which
-    /// assumes nothing about the noise except that it affects both plans equally.
+    /// The challenger counts as faster under two conditions. First, the median of the rounds' ratios must show at least the gain
+    /// `least_gain`. Second, the challenger must win so many rounds that a plan of equal speed would win as many in at most one of a
+    /// hundred comparisons. This is the sign test, which assumes nothing about the noise except that it affects both plans equally.
     pub fn of(rounds: &[(f64, f64)], least_gain: f64) -> Verdict {
         let ratio = median(rounds.iter().map(|(incumbent, challenger)| challenger / incumbent).collect());
         let wins = rounds.iter().filter(|(incumbent, challenger)| challenger < incumbent).count();

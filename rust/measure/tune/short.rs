@@ -21,7 +21,7 @@ use crate::model::GRAIN;
 use crate::plan::{Mechanism, WEIGHTS};
 use crate::topology::DeviceId;
 
-/// Number of passes over all coordinates.
+/// Maximum number of passes over all coordinates (parameters that the search varies).
 const ROUNDS: usize = 2;
 /// First step, as a fraction, by which the weight of a path's share of the data is varied. It is larger than the difference between
 /// measured and modelled shares (docs/reference/model.md: 10 % compared with 11.3 %).
@@ -67,9 +67,9 @@ pub fn short<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::
     trials.found(start, best)
 }
 
-/// Searches only for the best paths, with a few scores; the model decides which share of the data each path gets. This is for paths that
-/// are staged in host memory: their best shares depend on which host memory was allocated for staging. Too large a share for a slow path
-/// costs more than too small a share.
+/// Searches only for the best paths, with a few scores. The model decides which share of the data each path gets. This search is intended
+/// for paths that are staged in host memory, because their best shares depend on which host memory was allocated for staging. Too large a
+/// share for a slow path costs more than too small a share.
 pub fn paths<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::Error>> {
     let start = trials.start()?;
     let step = trials.score.least_gain() / 4.0;

@@ -23,7 +23,7 @@ impl Score for Simulated<'_> {
         Ok(scenario.seconds())
     }
 
-    /// Returns half a per cent. Simulated times have no noise, but on no real machine could a smaller gain be noticed.
+    /// Returns half a per cent. Simulated times have no noise, but a smaller gain could not be noticed on a real machine.
     fn least_gain(&self) -> f64 {
         0.005
     }

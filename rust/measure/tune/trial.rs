@@ -1,4 +1,4 @@
-//! Scores plans for settings; no program is scored twice.
+//! Makes and scores plans for different settings. No program is scored twice.
 
 use super::error::TuneError;
 use super::score::Score;
@@ -53,8 +53,7 @@ pub struct Trials<'a, S> {
 }
 
 impl<'a, S: Score> Trials<'a, S> {
-    /// Creates the scores of a batch. `base` holds the options that no search changes: the staging bound, and all options that the settings
-    /// leave open.
+    /// Creates an empty set of scores for a batch. `base` holds the value of each option that a setting does not change.
     pub fn new(machine: &'a Machine, batch: &'a [Shape], base: &Options, engine: Engine, score: &'a mut S) -> Self {
         Trials { machine, batch, base: Options { engine, ..*base }, score, seen: Vec::new() }
     }

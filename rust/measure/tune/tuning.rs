@@ -1,4 +1,4 @@
-//! Results of tuning, and the advice that they give for a batch.
+//! Results of tuning, and the options that they recommend for a batch.
 
 use super::class::Class;
 use super::error::TuningError;
@@ -82,7 +82,8 @@ pub struct Tuning {
     pub partitions: Vec<PartitionTuning>,
 }
 
-/// Best results for certain transfers that move in partitions, with the kernel of the program that tuned them.
+/// Best number of partitions for a certain batch of transfers, with all trials. The times depend on the kernels of the program that tuned
+/// the batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionTuning {
     /// Hash of the transfers, from [`shape_of`].
@@ -114,7 +115,7 @@ pub struct PartitionTrial {
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PartitionMover {
-    /// The mover is the one that an adaptive plan has found to be the fastest.
+    /// Mover that an adaptive plan has found to be the fastest.
     Automatic,
     /// Copy engines move each partition.
     CopyEngine,
@@ -184,7 +185,7 @@ pub struct Preference {
 /// Tuned values for one class and one engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineTuning {
-    /// Size in bytes below which a transfer uses one path.
+    /// Size in bytes below which a transfer uses only one path. If it is `None`, the model decides for every size.
     pub min_bytes: Option<u64>,
     /// Settings by size of the largest transfer, in ascending order. Each applies up to the size of the next; the last applies to all
     /// larger sizes.
@@ -223,7 +224,7 @@ impl SizeTuning {
 pub struct Advice {
     /// Engine that executes the plan.
     pub engine: Engine,
-    /// Size in bytes below which a transfer uses one path.
+    /// Size in bytes below which a transfer uses only one path. If it is `None`, the model decides for every size.
     pub min_bytes: Option<u64>,
     /// Setting for the paths, for the share of the data of each path, and for the chunks.
     pub setting: Setting,
@@ -239,7 +240,7 @@ impl Advice {
 }
 
 impl Tuning {
-    /// Refuses a tuning that was made for figures other than this machine's, or that was measured on another backend.
+    /// Returns an error if the tuning was made for another topology than that of `machine`, or was measured on another backend.
     pub fn check(&self, machine: &Machine, backend: &str) -> Result<(), TuningError> {
         let in_force = digest(machine.topology());
         if self.digest != in_force {
@@ -291,7 +292,7 @@ impl Tuning {
     }
 }
 
-/// Returns the last entry whose size is at most `bytes`, or `None`.
+/// Returns the last entry whose size is at most `bytes`, or `None` if there is none. The entries are in ascending order of their sizes.
 fn holding<T>(ascending: &[T], bytes: u64, from: impl Fn(&T) -> u64) -> Option<&T> {
     ascending[..ascending.partition_point(|entry| from(entry) <= bytes)].last()
 }
