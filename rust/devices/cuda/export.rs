@@ -26,7 +26,7 @@ use cudarc::driver::sys::{self, CUpointer_attribute};
 use rustix::fd::OwnedFd;
 use std::ffi::{c_uint, c_void};
 
-/// Number by which an exported description denotes sharing by a memory file.
+/// Number by which an exported description denotes sharing by a memory file (`memfd`).
 pub(super) const MEMORY_FILE: u32 = 1;
 /// Number by which an exported description denotes sharing by CUDA IPC.
 pub(super) const IPC: u32 = 2;
@@ -35,19 +35,19 @@ pub(super) const DESCRIPTOR: u32 = 3;
 /// Number by which an exported description denotes sharing by a file descriptor of the pool that contains the memory.
 pub(super) const POOL: u32 = 4;
 
-/// Method by which an allocation that the driver knows can be shared with other processes.
+/// Method by which an allocation known to the driver can be shared with other processes.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Way {
     /// The allocation is shared by CUDA IPC.
     Ipc,
     /// The allocation is shared by a file descriptor of its own.
     Descriptor,
-    /// The whole pool is shared by a file descriptor. This is tried without a check, because no attribute reports the handle types for
-    /// which a pool was created.
+    /// The whole pool is shared by a file descriptor. This method is tried without a check, because no attribute reports the handle types
+    /// for which a pool was created.
     Pool,
 }
 
-/// Properties of an allocation on which the method of sharing depends.
+/// Properties of an allocation that determine how it can be shared.
 #[derive(Copy, Clone, Debug, Default)]
 struct Traits {
     /// True if the memory can be shared by CUDA IPC (`CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE`).
@@ -76,9 +76,10 @@ fn way(kind: MemoryKind, traits: Traits) -> Result<Way, &'static str> {
 }
 
 impl Core {
-    /// Returns the shareable part of the memory of `bytes` bytes at an address. A range of the virtual memory API may be mapped from
-    /// several chunks, possibly of different GPUs, but is one allocation to the driver. Only a chunk can be shared (driver 580: the handle
-    /// for an address and `MAPPING_SIZE` belong to the chunk, `RANGE_SIZE` covers the whole range).
+    /// Returns the part of an allocation that can be shared and contains the `bytes` bytes at `address`. Returns `None` if the driver does
+    /// not know the memory. A range of the virtual memory API may be mapped from several chunks, possibly on different GPUs, although the
+    /// driver reports it as one allocation. Only a single chunk can be shared. (Driver 580: the handle for an address and `MAPPING_SIZE`
+    /// belong to the chunk, and `RANGE_SIZE` covers the whole range.)
     pub fn exportable(&self, address: u64, bytes: u64) -> Result<Option<Allocation>, BackendError> {
         let Some(allocation) = self.locate(address)? else { return Ok(None) };
         if allocation.kind != MemoryKind::Device || self.sharing.locate(address).is_some() {
@@ -103,7 +104,7 @@ impl Core {
         Ok(Some(Allocation { base, bytes: size, ..allocation }))
     }
 
-    /// Returns the information that another process needs to map an allocation.
+    /// Returns the description that another process needs to map an allocation.
     pub fn export(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
         let plain = |form, descriptor, offset, payload| Shared { form, descriptor, offset, payload };
         let own = self.sharing.at(allocation.base, |held| match &held.source {
@@ -168,7 +169,8 @@ impl Gpus {
         if code == 0 { value } else { 0 }
     }
 
-    /// Returns the properties of the allocation at an address. Attributes that the driver does not know are 0.
+    /// Returns the properties that determine how the allocation at an address can be shared. Attributes that the driver does not know are
+    /// 0.
     fn traits(&self, address: u64) -> Traits {
         let ask = |attribute| self.ask(address, attribute);
         Traits {
@@ -178,7 +180,7 @@ impl Gpus {
         }
     }
 
-    /// Exports memory of the virtual memory API as a file descriptor.
+    /// Exports the memory of the virtual memory API at `address` as a file descriptor.
     fn descriptor_of(&self, address: u64) -> Result<OwnedFd, BackendError> {
         let driver = self.driver;
         let mut memory = 0;

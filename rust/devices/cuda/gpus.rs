@@ -1,8 +1,8 @@
-//! Tracks the visible GPUs: which of them are in use, and which have access to each other's memory.
+//! Tracks the visible GPUs: which of them are in use, and which can access each other's memory.
 //!
-//! A GPU is in use once its primary context has been needed and retained. Before a GPU works for an execution, it gets access to the
-//! `cuMemAlloc` memory of all GPUs in use, as far as the hardware supports it. This file has no lock: the bits are atomics, and [`Device`]
-//! prevents a context from being retained twice.
+//! A GPU is in use once its primary context has been retained. Before a GPU works for an execution, it gets access to the `cuMemAlloc`
+//! memory of all GPUs in use, as far as the hardware supports it. This module has no lock of its own. The bit masks are atomics, and
+//! [`Device`] prevents a context from being retained twice.
 
 use super::device::{Device, Primary};
 use super::driver::{Driver, call};
@@ -11,7 +11,7 @@ use crate::topology::DeviceId;
 use cudarc::driver::sys;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Maximum number of GPUs of one node. Bit masks represent each GPU by one bit.
+/// Maximum number of GPUs of one node. The limit is 64, because bit masks of GPUs have 64 bits.
 pub(super) const MOST_DEVICES: usize = 64;
 
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(super) struct Gpus {
     pub devices: Vec<Device>,
     /// Bit mask of the GPUs whose primary context this backend has retained.
     pub used: AtomicU64,
-    /// True if a GPU's kernels are loaded as soon as its primary context is retained ([`Gpus::load_kernels`]).
+    /// True if the kernels of a GPU are loaded as soon as its primary context is retained (see [`Gpus::load_kernels`]).
     loads_kernels: AtomicBool,
     pub hosts: u32,
 }
@@ -32,7 +32,7 @@ pub fn device_count() -> Result<u32, BackendError> {
 }
 
 pub(super) fn count_devices(driver: &Driver) -> Result<u32, BackendError> {
-    // The driver returns "no device" (code 100) instead of a count of 0.
+    // The driver returns the error "no device" (code 100) instead of a count of 0.
     match driver.device_count() {
         Ok(0) | Err(BackendError::Driver { code: 100, .. }) => {
             Err(BackendError::NoDriver("the driver shows no GPU to this process; check nvidia-smi and CUDA_VISIBLE_DEVICES".into()))
@@ -64,7 +64,7 @@ impl Gpus {
         if exists { Ok(()) } else { Err(BackendError::InvalidDevice(device.0)) }
     }
 
-    /// Returns the primary context of a GPU. Retains it on first use.
+    /// Returns the primary context of a GPU. The first call for a GPU retains the context.
     pub fn primary(&self, gpu: usize) -> Result<&Primary, BackendError> {
         let device = self.devices.get(gpu).ok_or(BackendError::InvalidDevice(gpu as i32))?;
         if let Some(primary) = device.used() {
@@ -78,8 +78,8 @@ impl Gpus {
         Ok(primary)
     }
 
-    /// Returns the primary context of a GPU, after giving it access to the memory of every GPU in use, as far as the hardware supports it.
-    /// Once access is enabled, the call costs two loads.
+    /// Returns the primary context of a GPU, after giving the GPU access to the memory of every GPU in use, as far as the hardware supports
+    /// it. Once access is enabled, the call costs only two memory loads.
     pub fn peered(&self, gpu: usize) -> Result<&Primary, BackendError> {
         let primary = self.primary(gpu)?;
         let mut missing = self.used.load(Ordering::Acquire) & !primary.peers.load(Ordering::Acquire);
@@ -91,12 +91,12 @@ impl Gpus {
         Ok(primary)
     }
 
-    /// True if `gpu` has access to memory that `cuMemAlloc` allocated on `peer`.
+    /// True if `gpu` can access memory that was allocated on `peer` by `cuMemAlloc`. Enables the access first if necessary.
     pub fn has_access(&self, gpu: usize, peer: usize) -> Result<bool, BackendError> {
         Ok(self.peered(gpu)?.access.load(Ordering::Acquire) & (1 << peer) != 0)
     }
 
-    /// True if the hardware gives `gpu` access to memory of `owner`.
+    /// True if the hardware allows `gpu` to access memory of `owner`.
     pub fn can_access(&self, gpu: usize, owner: usize) -> bool {
         let mut can = 0;
         // SAFETY: The driver writes to a variable that outlives the call.
@@ -104,7 +104,8 @@ impl Gpus {
         gpu == owner || (code == 0 && can != 0)
     }
 
-    /// Returns the access descriptors that give every GPU access to memory of `owner`, if the GPU can access it.
+    /// Returns the driver's access descriptors that give every GPU access to memory of `owner`, except GPUs that the hardware does not
+    /// allow to access it.
     pub fn access_to(&self, owner: usize) -> Vec<sys::CUmemAccessDesc> {
         let able = (0..self.devices.len()).filter(|gpu| self.can_access(*gpu, owner));
         let access = able.map(|gpu| sys::CUmemAccessDesc {
@@ -114,8 +115,9 @@ impl Gpus {
         access.collect()
     }
 
-    /// Returns the GPU through which memory of `owner` is mapped. The order of preference is the GPU of the calling thread, another GPU in
-    /// use with access, and `owner`. `owner` comes last, because a rank works on its neighbours' memory from its own GPU.
+    /// Returns the GPU through which memory of another process on GPU `owner` is mapped. The first choice is the GPU of the calling thread,
+    /// the second is another GPU in use, and both must be able to access the memory. The last choice is `owner`, because a rank accesses
+    /// its neighbours' memory from its own GPU.
     pub fn mapping_gpu(&self, owner: usize) -> usize {
         let others = (0..self.devices.len()).filter(|gpu| *gpu != owner && self.devices[*gpu].used().is_some());
         self.current_gpu().into_iter().chain(others).find(|gpu| self.can_access(*gpu, owner)).unwrap_or(owner)
@@ -126,8 +128,9 @@ impl Gpus {
         self.devices.iter().filter_map(Device::used)
     }
 
-    /// Returns the number of a GPU in use, or else of a GPU whose context the program has created, or else 0. With this order, host memory
-    /// of a rank does not create a context on the first GPU of the node.
+    /// Returns the number of a GPU in use. If there is none, returns the GPU of the calling thread's current context, or else any GPU on
+    /// which the program has created a context, or else 0. A rank that only allocates host memory therefore does not create a context on
+    /// the first GPU of the node.
     pub fn any_used(&self) -> usize {
         match self.used.load(Ordering::Acquire) {
             0 => self.current_gpu().or_else(|| self.active_gpu()).unwrap_or(0),
@@ -135,8 +138,8 @@ impl Gpus {
         }
     }
 
-    /// Returns a primary context that this backend has retained, or else one that other code of the process has created, or `None` if there
-    /// is none. Does not create a context.
+    /// Returns a primary context that this backend has retained. If there is none, retains and returns one that other code of the process
+    /// has created. Returns `None` if no context exists. Does not create a context.
     pub fn any_active(&self) -> Result<Option<&Primary>, BackendError> {
         match self.in_use().next() {
             Some(primary) => Ok(Some(primary)),
@@ -152,7 +155,7 @@ impl Gpus {
         self.devices.iter().position(|device| code == 0 && device.ordinal == ordinal)
     }
 
-    /// Returns the number of a GPU whose primary context exists in this process, or `None` if there is no such GPU.
+    /// Returns the number of a GPU whose primary context exists in this process. Returns `None` if there is no such GPU.
     fn active_gpu(&self) -> Option<usize> {
         self.devices.iter().position(|device| {
             let (mut flags, mut active) = (0, 0);
@@ -162,34 +165,34 @@ impl Gpus {
         })
     }
 
-    /// True if this GPU is in use and was reset (`cudaDeviceReset`).
+    /// True if this GPU is in use and was reset by `cudaDeviceReset`.
     pub fn is_lost(&self, gpu: usize) -> bool {
         self.devices[gpu].used().is_some_and(Primary::is_lost)
     }
 
-    /// True if any GPU in use was reset (`cudaDeviceReset`).
+    /// True if any GPU in use was reset by `cudaDeviceReset`.
     pub fn has_lost(&self) -> bool {
         self.in_use().any(Primary::is_lost)
     }
 
-    /// Returns an error if any GPU in use was reset (`cudaDeviceReset`).
+    /// Returns an error if any GPU in use was reset by `cudaDeviceReset`.
     pub fn check_alive(&self) -> Result<(), BackendError> {
         self.in_use().try_for_each(Primary::check)
     }
 
-    /// Waits for all work enqueued so far on every GPU in use. A GPU that was reset has no work left.
+    /// Waits for all work that was enqueued before the call on any GPU in use. A GPU that was reset has no such work.
     pub fn drain(&self) -> Result<(), BackendError> {
         let mut result = Ok(());
         for primary in self.in_use().filter(|primary| !primary.is_lost()) {
-            // An error of one GPU does not prevent draining the others.
+            // An error on one GPU does not prevent waiting for the others.
             result = result.and(primary.drain());
         }
         result
     }
 
-    /// Loads the kernels of all GPUs in use, and later those of each GPU when it comes into use. This function is called before a stream
-    /// first waits for a signal, because loading waits for the device, and the device may wait for a signal that the loading thread has to
-    /// set.
+    /// Loads the kernels of all GPUs in use, and requests that the kernels of every other GPU are loaded when it comes into use. Must be
+    /// called before any stream waits for a signal. Loading waits for the device, and the device could be waiting for a signal that the
+    /// loading thread is to set.
     pub fn load_kernels(&self) {
         self.loads_kernels.store(true, Ordering::SeqCst);
         let used = self.used.load(Ordering::SeqCst);

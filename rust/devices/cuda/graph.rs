@@ -1,22 +1,24 @@
-//! Executes a program as one graph launch.
+//! Executes a program by launching one CUDA graph.
 //!
-//! The graph is built node by node from the program, not captured: one memcpy node per copy and one kernel node per fused kernel, ordered
-//! by the program's lanes and `Op::after`. An executable graph ("exec") is bound to addresses. To run the same program at other addresses,
-//! the nodes of an idle exec are re-pointed, which costs about a microsecond per node, whereas instantiation costs tens (hardware
-//! readings, graphs).
+//! The graph is not captured but built from the program. It has one memcpy node per copy and one kernel node per fused kernel. The
+//! program's lanes (sequences of operations) and the field `Op::after` determine their order. The nodes of an executable graph contain
+//! memory addresses. To run the same program with other addresses, the nodes of an idle executable graph are changed (re-pointed). This
+//! takes about a microsecond per node, whereas instantiating a graph takes tens of microseconds per node (hardware readings, graphs).
 //!
-//! The driver orders each launch of an exec after its earlier ones (`cuGraphLaunch`). Using one exec from two streams is therefore correct
-//! but serializes them. For this reason a program has several execs, as many as run concurrently, up to a bound.
+//! The driver orders each launch of an executable graph after the graph's earlier launches (`cuGraphLaunch`). Using one executable graph in
+//! two streams is therefore correct but serializes the streams. For this reason, a program has as many executable graphs as run
+//! concurrently, up to a maximum.
 //!
-//! Re-pointing has a limitation. If memory is freed and the next allocation gets the same address, an exec that already has this address
-//! stays unchanged and then copies slowly (two H200, driver 580.159.04: 64 MiB by two paths takes 182 us instead of 169, 1 GiB takes 2577
-//! instead of 2422, while plain copies of the same buffers are not affected). Such a program gets a new exec.
+//! Re-pointing has a limitation. If memory is freed and the next allocation gets the same address, an executable graph with this address
+//! would not be changed, and its copies would then be slow. (Two H200, driver 580.159.04: 64 MiB by two paths takes 182 us instead of 169,
+//! and 1 GiB takes 2577 us instead of 2422. Plain copies of the same buffers are not affected.) In this case, the program gets a new
+//! executable graph.
 //!
-//! An exec is destroyed only when its last launch has finished.
+//! An executable graph is destroyed only after its last launch has finished.
 //!
-//! A launch blocks while the queue of its stream is full, so no lock is held during a launch. The exec is marked instead, and no other
-//! thread launches, changes or evicts it. If concurrent threads use all execs of a program, the program runs on streams for the next
-//! thread.
+//! A launch blocks while the queue of its stream is full, so no lock is held during a launch. Instead, the executable graph is marked, and
+//! no other thread launches, changes or evicts it. If other threads are launching all executable graphs of a program, and the program has
+//! the maximum number of them, the program runs on streams.
 
 use super::choice::{Choice, MOST_EXECS, Seen, choose};
 use super::completion::Finished;
@@ -33,22 +35,22 @@ use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-/// Executable graph that is about to be launched. No other thread uses the graph until [`Core::launch`] has returned.
+/// Executable graph that a thread is about to launch. No other thread uses the graph until [`Core::launch`] has returned.
 struct ReadyGraph {
     /// Handle of the executable graph (`CUgraphExec`).
     exec: usize,
     /// Completion object of the launch. Its event is recorded after the launch.
     end: Arc<Finished>,
-    /// Earlier launch of the same executable graph that must finish first. `None` if the graph is idle, or was last launched in the same
-    /// stream.
+    /// Earlier launch of the same executable graph that must finish first. `None` if the executable graph is idle, or if its last launch
+    /// was in the same stream.
     after: Option<Arc<Finished>>,
     had_addresses: bool,
 }
 
 impl Core {
-    /// Launches the program as a graph in the caller's stream and returns the completion of the launch. Requires the context of the
-    /// stream's GPU to be current. Returns `None`, with nothing enqueued, if the program is not suited for a graph. On an error, enqueued
-    /// work has finished.
+    /// Launches the program as a graph in the caller's stream, and returns the completion of the launch. The context of the stream's GPU
+    /// must be current. Returns `None`, with nothing enqueued, if the program is not suitable for a graph. If the function returns an
+    /// error, the work that it had enqueued has finished.
     pub fn launch_graph(
         self: &Arc<Core>,
         execution: &Execution<'_>,
@@ -65,7 +67,7 @@ impl Core {
         }
     }
 
-    /// Launches a program whose executable graphs are not cached in the plan's state `state`, like [`Core::launch_graph`].
+    /// Launches a program like [`Core::launch_graph`], for a plan whose `state` contains no executable graphs of the program yet.
     #[cold]
     fn launch_found(
         self: &Arc<Core>,
@@ -76,7 +78,7 @@ impl Core {
         let Some(key) = self.graph_key(execution.program, start.gpu) else { return Ok(None) };
         loop {
             let found = self.graphs.pool(key, execution.program);
-            // Another thread may have evicted these executable graphs in the meantime.
+            // Another thread may have evicted these executable graphs after they were found.
             if let Some(end) = self.launch_of(&found, execution, start, state)? {
                 state.keep(key, found);
                 return Ok(end);
@@ -84,8 +86,9 @@ impl Core {
         }
     }
 
-    /// Returns the key under which the executable graphs of a program are stored for launches in streams of GPU `callers_gpu`. `None` if
-    /// the program is not suited for a graph.
+    /// Returns the key under which the executable graphs of a program are stored. The key depends on `callers_gpu`, the GPU of the caller's
+    /// stream, if the program allows several GPUs for a lane (sequence of operations). Returns `None` if the program is not suitable for a
+    /// graph.
     fn graph_key(&self, program: &Arc<Program>, callers_gpu: usize) -> Option<ProgramKey> {
         let driver = self.gpus.driver;
         let has_kernel_nodes = driver.cuGraphAddKernelNode.is_some() && driver.cuGraphExecKernelNodeSetParams.is_some();
@@ -95,9 +98,9 @@ impl Core {
             .then(|| (Arc::as_ptr(program).addr(), leaves_open.then_some(callers_gpu)))
     }
 
-    /// Instantiates a graph with the addresses of `execution`, unless such a graph exists or the program has the maximum number of graphs.
-    /// The function does not change the addresses of an existing graph, because that graph may belong to another prepared plan. Returns
-    /// false if the program runs on streams.
+    /// Instantiates a graph with the addresses of `execution`, unless there is one already or the program has the maximum number of graphs.
+    /// The function does not change the addresses of an existing graph, because another plan may have prepared it. Returns false if the
+    /// program must run on streams.
     pub fn prepare_graph(&self, execution: &Execution<'_>, callers_gpu: usize, state: &PlanState) -> Result<bool, BackendError> {
         let Some(key) = self.graph_key(execution.program, callers_gpu) else { return Ok(false) };
         self.check_freed(execution, state)?;
@@ -110,8 +113,8 @@ impl Core {
         Ok(!pool.execs.is_empty())
     }
 
-    /// Launches one of the program's executable graphs in the pool `found`, like [`Core::launch_graph`]. Returns `None`, with nothing
-    /// enqueued, if the pool was evicted.
+    /// Launches one of the executable graphs in the pool `found`, like [`Core::launch_graph`]. Returns the outer `None`, with nothing
+    /// enqueued, if the pool was evicted. Returns the inner `None` if the program is not suitable for a graph.
     #[inline(always)]
     fn launch_of(
         self: &Arc<Core>,
@@ -126,7 +129,7 @@ impl Core {
             return Ok(None);
         }
         let caller = Caller::new(execution.stream.0, start.gpu);
-        // Makes the decision of `choose` for the common case with fewer checks.
+        // Makes the same decision as `choose`, with fewer checks, for the most frequent case.
         let at_hand = |exec: &&mut Exec| exec.is_bound_to(execution) && exec.was_last_in(caller) && !exec.is_launching;
         let ready = match pool.execs.iter_mut().find(at_hand) {
             Some(exec) => Some(self.ready(exec, start)?),
@@ -138,7 +141,8 @@ impl Core {
         Ok(Some(Some(ready.end)))
     }
 
-    /// Marks an executable graph as being launched, so that no other thread uses it, and returns the launch.
+    /// Marks an executable graph as being launched, so that no other thread uses it, and returns it with a completion object for the
+    /// launch.
     #[inline(always)]
     fn ready(self: &Arc<Core>, exec: &mut Exec, start: &Start) -> Result<ReadyGraph, BackendError> {
         let end = match exec.spare.take().and_then(|spare| spare.renewed(start)) {
@@ -149,8 +153,8 @@ impl Core {
         Ok(ReadyGraph { exec: exec.exec, end, after: None, had_addresses: true })
     }
 
-    /// Chooses an executable graph that no thread is launching, and binds it to the addresses of the execution. Returns `None` if the
-    /// program must run on streams.
+    /// Chooses an executable graph that no thread is launching, and changes its addresses to those of the execution if necessary. Returns
+    /// `None` if the program must run on streams.
     #[cold]
     fn choose_exec(
         self: &Arc<Core>,
@@ -164,7 +168,7 @@ impl Core {
             return Ok(None);
         }
         let callers_gpu = start.gpu;
-        // Execs that are being launched are moved to the end.
+        // Moves the executable graphs that threads are launching to the end of the list.
         pool.execs.sort_by_key(|exec| exec.is_launching);
         let free = pool.execs.iter().filter(|exec| !exec.is_launching).count();
         let seen: SmallVec<[Seen; MOST_EXECS]> = pool.execs[..free].iter().map(|exec| exec.seen(execution, caller)).collect();
@@ -189,9 +193,10 @@ impl Core {
         Ok(Some(ReadyGraph { after, had_addresses, ..self.ready(&mut pool.execs[index], start)? }))
     }
 
-    /// Binds an executable graph to the addresses of `execution`. A new executable graph replaces it in three cases: the driver refuses the
-    /// change because the memory is of another kind, the new addresses require other GPUs for the lanes, or the old graph has one of these
-    /// addresses for memory that was freed.
+    /// Changes the addresses of an executable graph to those of `execution`, and returns its index in the pool. In three cases, a new
+    /// executable graph replaces the old one: the driver refuses the change because the memory is of another kind, the new addresses
+    /// require other GPUs for the lanes (sequences of operations), or the old graph contains one of these addresses for an allocation that
+    /// was freed. Returns `None` if the program must run on streams.
     fn repoint(
         &self,
         pool: &mut Pool,
@@ -210,7 +215,8 @@ impl Core {
             }
             let stale = pool.execs.remove(index);
             lock(&self.graphs.retired).push(stale.retired());
-            // The exec is destroyed now. Otherwise a time loop that reallocates its buffers in each step would accumulate execs.
+            // Evicted executable graphs are destroyed now if they are idle. Otherwise, a time loop that reallocates its buffers in each
+            // step would accumulate executable graphs.
             self.graphs.destroy_retired();
             return self.instantiate(pool, execution, callers_gpu, state);
         }
@@ -222,7 +228,7 @@ impl Core {
         Ok(Some(index))
     }
 
-    /// Adds a new executable graph to the program's pool. Returns `None` if the program must run on streams.
+    /// Adds a new executable graph to the program's pool, and returns its index. Returns `None` if the program must run on streams.
     fn instantiate(
         &self,
         pool: &mut Pool,
@@ -249,8 +255,8 @@ impl Core {
         }
     }
 
-    /// True if the driver knows the memory of all sources and destinations. The driver stages pageable host memory at a time of its own
-    /// choice. On streams this keeps the order that the caller expects, but in a graph it does not.
+    /// True if the driver knows the memory of all sources and destinations. The driver copies pageable host memory through a staging buffer
+    /// at a time of its own choice. In streams, such copies keep the order that the caller expects, but in a graph they do not.
     fn are_mapped(&self, execution: &Execution<'_>, callers_gpu: usize, state: &PlanState) -> Result<bool, BackendError> {
         if self.is_reached(execution, callers_gpu, state)? {
             return Ok(true);
@@ -266,12 +272,12 @@ impl Core {
         Ok(true)
     }
 
-    /// Returns the GPU that runs each lane (sequence of operations), with access to the memory of the other GPUs in use. A lane runs on the
-    /// GPU of the caller's stream if the program allows this and that GPU can access all memory of the plan, as on streams. Its nodes then
-    /// start after the caller's stream without a signal to another GPU.
+    /// Returns the GPU that runs each lane (sequence of operations) of a graph. Each of these GPUs gets access to the memory of the other
+    /// GPUs in use. As on streams, a lane runs on the GPU of the caller's stream if the program allows this and that GPU can access all
+    /// memory of the plan. The lane's nodes can then start without a signal to another GPU.
     ///
-    /// Returns `None` if the memory of a source or destination is not suited for a graph, or if a lane's GPU has no access to some memory
-    /// of the lane. On streams, another GPU makes the copies of such a lane.
+    /// Returns `None` if the memory of a source or destination is not suitable for a graph, or if a lane's GPU cannot access all memory of
+    /// the plan, not even by copies. In the second case, the program runs on streams, where other GPUs make the copies of this lane.
     fn lanes(
         &self,
         execution: &Execution<'_>,
@@ -298,12 +304,12 @@ impl Core {
         program.lanes.iter().zip(is_fused).map(lane).collect()
     }
 
-    /// Launches a prepared executable graph and records the event that marks its end. The pool's lock is not held during the launch.
+    /// Launches an executable graph and records the event that marks the end of the launch. The pool's lock is not held during the launch.
     #[inline(always)]
     fn launch(&self, found: &Mutex<Pool>, ready: &ReadyGraph, stream: usize, caller: Caller) -> Result<(), BackendError> {
         let launched = self.launch_ready(ready, handle(stream));
         let mut pool = lock(found);
-        // The exec has not been removed, but its index may have changed.
+        // The executable graph has not been removed from the pool, but its index may have changed.
         let Some(exec) = pool.execs.iter_mut().find(|exec| exec.exec == ready.exec) else { return launched };
         exec.is_launching = false;
         if launched.is_ok() {
@@ -335,9 +341,9 @@ impl Core {
     }
 }
 
-/// True if a graph can make a program faster. A graph does not help a single plain copy, which is one call on a stream as well. It helps a
-/// single kernel, because the driver already has the kernel's argument (readings: launching takes 2.0 us, against 3.3 us with the
-/// argument).
+/// True if a graph can make a program faster. This is not the case for a single plain copy, because a stream needs only one call for it as
+/// well. A graph helps a single kernel, because the driver already has the kernel's argument. (Hardware readings: a launch takes 2.0 us,
+/// compared with 3.3 us if the argument is passed.)
 fn is_for_a_graph(program: &Program) -> bool {
     program.ops.iter().map(|op| op.copies.len()).sum::<usize>() > 1 || program.ops.iter().any(|op| op.mechanism == Mechanism::Kernel)
 }

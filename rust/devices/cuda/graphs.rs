@@ -1,4 +1,4 @@
-//! Stores the executable graphs (execs) of all programs, and evicts some when there are too many.
+//! Stores the executable graphs of all programs, and evicts some of them when there are too many.
 
 use super::driver::lock;
 use super::exec::{Exec, Pool};
@@ -11,9 +11,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Executable graphs (execs) of all programs of a backend.
+/// Executable graphs of all programs of a backend.
 pub(super) struct Graphs {
-    /// Maximum number of programs whose executable graphs are kept. Programs that are being launched are not evicted.
+    /// Maximum number of programs whose executable graphs are kept. It may be exceeded, because programs that are being launched are not
+    /// evicted.
     pub most_programs: AtomicUsize,
     pub launches: AtomicU64,
     pub misses: AtomicU64,
@@ -41,7 +42,8 @@ impl Default for Graphs {
 }
 
 impl Graphs {
-    /// Returns the executable graphs of a program. Evicts those of another program if there are too many.
+    /// Returns the pool of executable graphs of a program, and creates it if necessary. If too many programs have pools, evicts the pools
+    /// of other programs first.
     pub fn pool(&self, key: ProgramKey, program: &Arc<Program>) -> Arc<Mutex<Pool>> {
         let pool = {
             let mut programs = lock(&self.programs);
@@ -53,7 +55,7 @@ impl Graphs {
                 is_evicted: false,
                 refused: false,
                 repoints: 0,
-                // The pool is marked as just launched, so that it is not the next to be evicted.
+                // The pool is treated as if it had just been launched, so that it is not the next to be evicted.
                 launched: self.launches.load(Ordering::Relaxed),
                 execs: SmallVec::new(),
                 program: program.clone(),
@@ -66,8 +68,8 @@ impl Graphs {
         pool
     }
 
-    /// Evicts the executable graphs of the least recently launched program that is not being launched. Returns false if there is no such
-    /// program.
+    /// Evicts the executable graphs of one program: the least recently launched program that no thread is launching. Returns false if there
+    /// is no such program.
     fn evict(&self, programs: &mut HashMap<ProgramKey, Arc<Mutex<Pool>>, ahash::RandomState>) -> bool {
         let idle = |pool: &Arc<Mutex<Pool>>| Some(pool.try_lock().ok()?.idle()?.launched);
         let oldest = programs.iter().filter_map(|(key, pool)| Some((idle(pool)?, *key))).min();
@@ -88,7 +90,7 @@ impl Graphs {
     /// Destroys the evicted executable graphs whose last launch has finished.
     pub fn destroy_retired(&self) {
         let finished: Vec<Exec> = lock(&self.retired).extract_if(.., |exec| exec.is_idle()).collect();
-        // The graphs are dropped outside the lock.
+        // The graphs are dropped after the lock has been released.
         drop(finished);
     }
 
@@ -104,7 +106,7 @@ impl Graphs {
     /// Destroys all executable graphs. All their launches must have finished.
     pub fn release(&self, gpus: &Gpus) {
         if gpus.has_lost() {
-            // After a reset the driver has no objects left to destroy.
+            // After a reset of the device, the driver has no objects left to destroy.
             for (_, pool) in lock(&self.programs).drain() {
                 std::mem::take(&mut lock(&pool).execs).into_iter().for_each(Exec::leave);
             }

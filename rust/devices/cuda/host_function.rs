@@ -1,7 +1,8 @@
-//! Enqueues host functions in streams, and in graphs that are captured from them.
+//! Enqueues host functions in streams, including streams that are being captured.
 //!
-//! The driver calls an enqueued function once, and that call frees the function. It calls a captured function at every launch of the graph
-//! and of the graph's clones and instances, so a captured function belongs to the graph (`capture`).
+//! If the stream is not being captured, the driver calls the function once, and this call frees the function. If the stream is being
+//! captured, the driver calls the function at every launch of the graph and of the graph's clones and instances. A captured function
+//! therefore belongs to the graph (module `capture`).
 
 use super::capture::{drop_kept, keep_in_graph};
 use super::driver::{CUstream, Driver, call};
@@ -9,7 +10,7 @@ use crate::backend::{BackendError, HostFunction};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Enqueues a call of `work` in a stream whose context is current.
+/// Enqueues a call of `work` in a stream. The stream's context must be current.
 pub(super) fn launch_host(driver: &'static Driver, raw: CUstream, work: HostFunction) -> Result<(), BackendError> {
     if driver.is_capturing(raw)? {
         let function = keep_in_graph(driver, raw, work, "make a host function part of a graph")?;
@@ -24,7 +25,7 @@ pub(super) fn launch_host(driver: &'static Driver, raw: CUstream, work: HostFunc
     })
 }
 
-/// Calls a captured host function without freeing it, because the graph may be launched again.
+/// Calls a captured host function. Does not free the function, because the graph may be launched again.
 unsafe extern "C" fn call_function(function: *mut c_void) {
     // SAFETY: `launch_host` created the function, and it is freed only after its last call.
     let function = unsafe { &*function.cast::<HostFunction>() };

@@ -1,4 +1,5 @@
-//! Returns the identity of the visible GPUs and the driver. A probe file is valid only for the GPUs and the driver that it names.
+//! Determines the identity of the visible GPUs and the driver. A file with measurements of the machine (probe file) is valid only for the
+//! GPUs and the driver that it names.
 
 use super::discover::uuid_text;
 use super::driver::{CUdevice, Driver, call};
@@ -8,7 +9,7 @@ use crate::backend::{BackendError, Identity};
 use crate::topology::Gpu;
 use std::ffi::CStr;
 
-/// Returns the GPUs that the driver shows this process, in its order. Creates no context.
+/// Returns the names and UUIDs of the visible GPUs in the driver's order, and the driver's version. Creates no context.
 pub fn identity() -> Result<Identity, BackendError> {
     let driver = Driver::get()?;
     let mut gpus = Vec::new();
@@ -28,7 +29,7 @@ pub fn identity() -> Result<Identity, BackendError> {
         gpus.push(Gpu { uuid: uuid_text(&uuid), name });
     }
     // The kernel module and NVML report the release version, for example 580.95.05. The driver library reports only its CUDA version. NVML
-    // is the last choice, because loading it may take long.
+    // is queried last, because loading it may take long.
     let cuda = format!("CUDA {}.{}", driver.version() / 1000, driver.version() % 1000 / 10);
     let loaded = std::fs::read_to_string("/sys/module/nvidia/version").ok().map(|text| text.trim().to_owned());
     let version = loaded.filter(|text| !text.is_empty()).or_else(|| nvml().and_then(|nvml| nvml.sys_driver_version()).ok());

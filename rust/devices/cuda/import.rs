@@ -1,7 +1,7 @@
 //! Maps memory that another process has exported.
 //!
-//! The memory is mapped through the GPU of the calling thread, or one that is already in use, so that a rank does not create a context on
-//! each GPU of its neighbours.
+//! The memory is mapped through the GPU of the calling thread, or through another GPU that is already in use. A rank therefore does not
+//! create a context on each GPU of its neighbours.
 
 use super::chunk::Chunk;
 use super::export::{DESCRIPTOR, IPC, MEMORY_FILE, POOL};
@@ -12,7 +12,7 @@ use crate::backend::{Allocation, BackendError};
 use crate::ipc::segment::Mapping;
 
 impl Core {
-    /// Maps memory that another process has shared.
+    /// Maps memory that another process has exported, and returns its address.
     pub fn map(&self, shared: &Shared, allocation: &Allocation) -> Result<u64, BackendError> {
         self.gpus.check_alive()?;
         let (base, source) = match (shared.form, &shared.descriptor) {

@@ -1,10 +1,11 @@
 //! Opens memory of another process by CUDA IPC.
 //!
-//! Such a mapping belongs to the GPU in whose context it was opened, and has a different address for each GPU. The driver treats it as
-//! memory of that GPU. If kernels of other GPUs access this address, they fault. Copies that other GPUs issue to this address start late: 8
-//! bytes from GPU 0 to memory on GPU 1 took 18.5 us if the memory was opened through GPU 1, and 8.7 us if it was opened through GPU 0 (one
-//! way, signal included; two H200, driver 580). The memory is therefore opened through each GPU that works on it, when a plan first needs
-//! it, and every lane uses the address of its own GPU. An import returns the address for one of these GPUs ([`Gpus::mapping_gpu`]).
+//! Such a mapping belongs to the GPU in whose context it was opened, and its address differs between GPUs. The driver treats the mapping as
+//! memory of that GPU. Kernels of other GPUs fault when they access this address. Copies that other GPUs make with this address start late:
+//! 8 bytes from GPU 0 to memory on GPU 1 took 18.5 us if the memory was opened through GPU 1, and 8.7 us if it was opened through GPU 0
+//! (one way, signal included; two H200, driver 580). The memory is therefore opened separately through each GPU that works on it, when a
+//! plan first needs it. Every lane (sequence of operations) uses the address of its own GPU. An import returns the address for one of these
+//! GPUs ([`Gpus::mapping_gpu`]).
 
 use super::chunk::is;
 use super::driver::{CUdeviceptr, OutsideCapture, call_optional, code};
@@ -15,17 +16,17 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 use std::ffi::c_uint;
 
-/// Allocation of another process that was opened by CUDA IPC.
+/// Allocation of another process that this process has opened by CUDA IPC.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub payload: [u8; PAYLOAD_BYTES],
     /// GPU that owns the opened memory.
     pub owner: usize,
-    /// GPUs through which the memory was opened, each with the address for that GPU. The first address is the one that the import returned.
-    /// An address is `None` if the driver refused to open the memory, because the exporter may have freed it. Callers that use the memory
-    /// then get an error.
+    /// GPUs through which the memory was opened, each with the address for that GPU. The first entry contains the address that the import
+    /// returned. An address is `None` if the driver refused to open the memory, for example because the exporter has freed it. Callers that
+    /// use the memory through this GPU then get an error.
     pub through: SmallVec<[(usize, Option<u64>); 2]>,
-    /// True if the program opened the memory through the first GPU. The program then closes that mapping itself.
+    /// True if the program itself opened the memory through the first GPU. The program then also closes that mapping.
     pub is_adopted: bool,
 }
 
@@ -54,11 +55,11 @@ fn opened_by_another(gpu: usize, error: &BackendError) -> BackendError {
     ))
 }
 
-/// Closes all mappings of an allocation. The caller guarantees that work which uses them has finished.
+/// Closes all mappings of an allocation. The caller guarantees that all work which uses them has finished.
 pub(super) fn close(gpus: &Gpus, opened: &Opened) -> Result<(), BackendError> {
     let mut result = Ok(());
     for (gpu, base) in opened.through.iter().skip(usize::from(opened.is_adopted)).filter_map(|&(gpu, base)| Some((gpu, base?))) {
-        // An error of one mapping does not prevent closing the others.
+        // An error while closing one mapping does not prevent closing the others.
         result = result.and(close_through(gpus, gpu, base));
     }
     result
@@ -70,7 +71,7 @@ pub(super) fn close_through(gpus: &Gpus, gpu: usize, base: u64) -> Result<(), Ba
     }
     let _outside = OutsideCapture::enter(gpus.driver);
     let primary = gpus.primary(gpu)?;
-    // Entering the context is tried twice, because no other code would close the mapping, and only this context can close it.
+    // If making the context current fails, it is tried once more. Only this context can close the mapping, and no other code would do so.
     let _current = primary.enter().or_else(|_| primary.enter())?;
     // SAFETY: The memory was opened in the context of this GPU, which is current, and it is closed once.
     unsafe { call_optional!(gpus.driver, cuIpcCloseMemHandle(base)) }

@@ -1,10 +1,10 @@
-//! Launches the GPU builds of three kinds of kernels: the fused copy kernel, which moves many segments in one launch, the kernel that waits
-//! for signals, and the action kernels. An action kernel executes a list of actions: waiting for flags, copying segments and setting flags.
+//! Launches three kinds of kernels on GPUs: the fused copy kernel, which copies many segments in one launch, the wait kernel, which waits
+//! for signals, and action kernels. An action kernel executes a list of actions, which wait for flags, copy segments and set flags.
 //!
-//! The kernels are part of the library as PTX (`cpp/segment_copy_kernel.ptx`), which the driver compiles for the GPU when a kernel is first
-//! needed. `tests/gpu/ptx` generates the PTX from `cpp/segment_copy_kernel.cu` and reports when the two differ. On Hopper and later GPUs,
-//! an action kernel can start before the preceding kernel of its stream has ended. The action kernel then waits for that end itself. A
-//! separate PTX file contains the kernels for these GPUs.
+//! The library contains the kernels as PTX (`cpp/segment_copy_kernel.ptx`). The driver compiles the PTX for a GPU when a kernel is first
+//! needed. The script `tests/gpu/ptx` generates the PTX from `cpp/segment_copy_kernel.cu` and reports when the two differ. On Hopper and
+//! later GPUs, an action kernel can start before the preceding kernel of its stream has ended. The action kernel then waits for that end
+//! itself. The kernels for these GPUs are in a separate PTX file.
 
 use super::driver::handle;
 use super::driver::{CUdevice, CUfunction, CUmodule, CUstream, Driver, call, call_optional};
@@ -14,21 +14,21 @@ use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute};
 use std::ffi::{CStr, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// PTX for GPUs or drivers on which a kernel cannot start before the preceding kernel has ended.
+/// PTX for GPUs and drivers that do not allow a kernel to start before the preceding kernel has ended.
 const PTX: &str = concat!(include_str!("../../../cpp/segment_copy_kernel.ptx"), "\0");
-/// PTX for compute capability 9.0, whose action kernels wait for the end of the preceding kernel.
+/// PTX for compute capability 9.0 and higher. Its action kernels may start early and wait for the end of the preceding kernel.
 const EARLY_PTX: &str = concat!(include_str!("../../../cpp/segment_copy_kernel_sm90.ptx"), "\0");
 
-/// Maximum number of segments per launch of the copy kernel, equal to `kSegmentsPerLaunch` of `cpp/segment_copy.hpp`.
+/// Maximum number of segments per launch of the copy kernel. Equals `kSegmentsPerLaunch` of `cpp/segment_copy.hpp`.
 pub(super) const SEGMENTS_PER_LAUNCH: usize = 120;
-/// Maximum number of segments for the shorter kernel argument, equal to `kFewSegments` of `cpp/segment_copy.hpp`.
+/// Maximum number of segments in the shorter argument of the copy kernel. Equals `kFewSegments` of `cpp/segment_copy.hpp`.
 const FEW_SEGMENTS: usize = 32;
-/// Tile size of the copy kernel as a power of two (16 KiB), equal to `kTileShift` of `cpp/segment_copy.hpp`.
+/// Binary logarithm of the copy kernel's tile size in bytes (16 KiB). Equals `kTileShift` of `cpp/segment_copy.hpp`.
 const TILE_SHIFT: u32 = 14;
-/// Threads per block of the copy kernel, equal to `kLanes` of `cpp/segment_copy.hpp`.
+/// Number of threads per block of the copy kernel. Equals `kLanes` of `cpp/segment_copy.hpp`.
 const LANES: u32 = 256;
 
-/// Argument of a launch of the copy kernel, with the layout of `mpgpu::SegmentListOf<N>`. `M` is `N + 1`.
+/// Argument of a launch of the copy kernel, with the memory layout of `mpgpu::SegmentListOf<N>`. `M` is `N + 1`.
 #[repr(C)]
 struct SegmentList<const N: usize, const M: usize> {
     segments: [Segment; N],
@@ -40,11 +40,11 @@ struct SegmentList<const N: usize, const M: usize> {
 type Many = SegmentList<SEGMENTS_PER_LAUNCH, { SEGMENTS_PER_LAUNCH + 1 }>;
 type Few = SegmentList<FEW_SEGMENTS, { FEW_SEGMENTS + 1 }>;
 
-/// Kernel arguments of at most 4,096 bytes are supported on every architecture.
+/// Every GPU architecture supports kernel arguments of at most 4096 bytes.
 const _: () = assert!(size_of::<Many>() == 3856 && size_of::<Many>() <= 4096 && size_of::<Few>() == 1040);
 
 impl<const N: usize, const M: usize> SegmentList<N, M> {
-    /// Creates a list of at most `N` segments with consecutively numbered tiles, like `mpgpu::fill`.
+    /// Creates the argument for at most `N` segments and numbers their tiles consecutively, like `mpgpu::fill`.
     fn new(segments: &[Segment]) -> Self {
         let mut list = SegmentList {
             segments: [Segment { dst: 0, src: 0, bytes: 0 }; N],
@@ -64,10 +64,10 @@ impl<const N: usize, const M: usize> SegmentList<N, M> {
     }
 }
 
-/// Maximum number of signals per launch of the wait kernel, equal to `kSignalsPerWait` of `cpp/signal_wait.hpp`.
+/// Maximum number of signals per launch of the wait kernel. Equals `kSignalsPerWait` of `cpp/signal_wait.hpp`.
 pub(super) const SIGNALS_PER_WAIT: usize = 32;
 
-/// Argument of a launch of the wait kernel, with the layout of `mpgpu::SignalList`.
+/// Argument of a launch of the wait kernel, with the memory layout of `mpgpu::SignalList`.
 #[repr(C)]
 struct SignalList {
     counters: [u64; SIGNALS_PER_WAIT],
@@ -75,15 +75,15 @@ struct SignalList {
     count: u64,
 }
 
-/// Maximum number of actions for the smaller kernel argument, equal to `kFewActions` of `cpp/actions.hpp`.
+/// Maximum number of actions in the smaller argument of an action kernel. Equals `kFewActions` of `cpp/actions.hpp`.
 const FEW_ACTIONS: usize = 8;
-/// Threads per block of an action kernel with several blocks, equal to `kWideLanes` of `cpp/actions.hpp`.
+/// Number of threads per block of an action kernel that has several blocks. Equals `kWideLanes` of `cpp/actions.hpp`.
 const WIDE_LANES: c_uint = 512;
 
-/// First CUDA version (12.3) that can capture launches which start before the preceding kernel has ended.
+/// First CUDA version (12.3) that can capture a launch that starts before the preceding kernel has ended.
 const EARLY_IN_GRAPHS: i32 = 12030;
 
-/// Argument of a launch of an action kernel, with the layout of `mpgpu::ActionListOf<N>`.
+/// Argument of a launch of an action kernel, with the memory layout of `mpgpu::ActionListOf<N>`.
 #[repr(C)]
 struct ActionList<const N: usize> {
     actions: [Segment; N],
@@ -103,13 +103,15 @@ impl<const N: usize> ActionList<N> {
     }
 }
 
-/// Returns the actions that one launch executes. If `turn` is not 0, the list contains the actions of two alternating launches (turns), and
-/// each launch executes one half of it. The result is then the first half, which has the size of the second.
+/// Returns the actions that one launch executes. `turn` is the address of a word that is 0 or 1 and that each launch toggles, or 0 if there
+/// is no such word. With this word, each launch executes one half of the list. The function then returns the first half, which has as many
+/// actions as the second.
 fn list_of(actions: &[Segment], turn: u64) -> &[Segment] {
     if turn == 0 { actions } else { &actions[..actions.len() / 2] }
 }
 
-/// Launch width of an action kernel: blocks, threads per block, and the tile size of a block in bytes as a power of two.
+/// Launch dimensions of an action kernel: number of blocks, number of threads per block, and the binary logarithm of a block's tile size in
+/// bytes.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 struct ActionWidth {
     blocks: c_uint,
@@ -118,14 +120,14 @@ struct ActionWidth {
 }
 
 impl ActionWidth {
-    /// Maximum tile size as a power of two, equal to the limit of `cpp/segment_copy.hpp`.
+    /// Maximum binary logarithm of the tile size. Equals the limit of `cpp/segment_copy.hpp`.
     const MAX_TILE_SHIFT: u32 = 30;
 
     fn of(actions: &[Segment], grid: ActionGrid) -> Self {
         if grid.blocks <= 1 {
             return ActionWidth { blocks: 1, lanes: LANES, tile_shift: ActionWidth::MAX_TILE_SHIFT };
         }
-        // Copies between two non-copy actions run concurrently.
+        // All copies between two actions of other kinds run concurrently.
         let at_a_time = list_of(actions, grid.turn).split(|action| action.bytes == 0);
         let bytes: u64 = at_a_time.map(|copies| copies.iter().map(|copy| copy.bytes).sum()).max().unwrap_or(0);
         let share = bytes.div_ceil(u64::from(grid.blocks)).next_power_of_two().trailing_zeros();
@@ -133,7 +135,7 @@ impl ActionWidth {
     }
 }
 
-/// Returns the launch attribute that allows a kernel to start before the preceding kernel has ended.
+/// Returns the launch attribute that allows a kernel to start before the preceding kernel of its stream has ended.
 fn early() -> sys::CUlaunchAttribute {
     // SAFETY: The structure consists of integers and pointers, for which zero is a valid value.
     let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
@@ -142,7 +144,7 @@ fn early() -> sys::CUlaunchAttribute {
     attribute
 }
 
-/// Handles of all kernels, loaded in one context.
+/// Handles of all kernels, which were loaded in one context.
 #[derive(Debug)]
 pub(super) struct Kernel {
     module: usize,
@@ -158,14 +160,14 @@ pub(super) struct Kernel {
     many: usize,
     /// Handle of the copy kernel for up to [`FEW_SEGMENTS`] segments, whose argument is a [`Few`].
     few: usize,
-    /// Maximum number of blocks of a launch, set by [`Kernel::limit`]. By default one per multiprocessor, because further blocks only wait
-    /// for each other.
+    /// Maximum number of blocks per launch, which [`Kernel::limit`] sets. The default is one block per multiprocessor, because further
+    /// blocks would only wait for each other.
     most_blocks: AtomicU32,
 }
 
-/// Position of a plan's host memory: none, only sources, or destinations. Host memory limits the number of blocks of a launch. More blocks
-/// do not increase the rate of the PCIe link, but slow down concurrent copy engines, most of all when the blocks write to host memory
-/// (`core::plan::mechanism`).
+/// Position of host memory in a plan: none, only as source, or as destination. Host memory limits the number of blocks of a kernel launch.
+/// More blocks would not increase the rate of the PCIe link, but they slow down concurrent copy engines, most of all if the blocks write to
+/// host memory (see `core::plan::mechanism`).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum HostEnds {
     /// Neither a source nor a destination is in host memory.
@@ -178,9 +180,9 @@ pub(super) enum HostEnds {
 }
 
 impl HostEnds {
-    /// Returns the maximum number of blocks for one of several concurrent launches, such as the four in a graph. Measured on one H200, PCIe
-    /// 5 x16, 4,096 pieces of 4 KiB: to the GPU 29.2 GB/s with 4 blocks, 45.9 with 8 and 49.5 with 132; from the GPU 47.3 with 4, 48.9 with
-    /// 8 and 48.4 with 132 (2026-11-22).
+    /// Returns the maximum number of blocks of a launch that is one of several concurrent launches, such as the four in a graph. Measured
+    /// on one H200, PCIe 5 x16, with 4096 pieces of 4 KiB: to the GPU 29.2 GB/s with 4 blocks, 45.9 with 8 and 49.5 with 132; from the GPU
+    /// 47.3 GB/s with 4 blocks, 48.9 with 8 and 48.4 with 132 (2026-11-22).
     const fn most_at_once(self) -> u32 {
         match self {
             HostEnds::None => u32::MAX,
@@ -189,31 +191,31 @@ impl HostEnds {
         }
     }
 
-    /// Returns the maximum number of blocks for one of several launches that follow each other in a stream. 32 blocks reach 34.1 GB/s to
-    /// the GPU.
+    /// Returns the maximum number of blocks of a launch in a stream, where launches follow each other. With 32 blocks, copies to the GPU
+    /// reach 34.1 GB/s.
     const fn most_in_stream(self) -> u32 {
         self.most_at_once().saturating_mul(4)
     }
 }
 
-/// Copy kernel of a GPU, with the limits of one plan.
+/// Copy kernel of a GPU, with the limits that apply to one plan.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Copier<'a> {
     kernel: &'a Kernel,
     host: HostEnds,
 }
 
-/// Parameters of one launch, used for streams and graphs.
+/// Parameters of one launch of the copy kernel, in a stream or in a graph.
 pub(super) struct KernelLaunch {
     pub function: CUfunction,
     pub blocks: c_uint,
     pub lanes: c_uint,
-    /// Array with the kernel's single argument. It is valid during the call of [`Copier::with_launch`].
+    /// Array that contains the address of the kernel's single argument. It is valid until [`Copier::with_launch`] returns.
     pub arguments: *mut *mut c_void,
 }
 
 impl Kernel {
-    /// Loads all kernels into the current context, which belongs to `device`.
+    /// Loads all kernels into the current context, which must belong to `device`.
     pub fn load(driver: &Driver, device: CUdevice) -> Result<Kernel, BackendError> {
         let mut module: CUmodule = std::ptr::null_mut();
         let is_early = driver.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) >= 9
@@ -233,9 +235,9 @@ impl Kernel {
             let mut function: CUfunction = std::ptr::null_mut();
             // SAFETY: The module has just been loaded, and the name ends with a NUL. The output is a variable that outlives the call.
             unsafe { call!(driver, cuModuleGetFunction(&mut function, module, name.as_ptr())) }?;
-            // This call loads the function now. The driver would otherwise load it at its first launch and may then wait for the whole
-            // device, which never ends if a stream waits for a signal that depends on this launch (CUDA C++ Programming Guide, "Lazy
-            // Loading").
+            // This call makes the driver load the function now. Otherwise, the driver would load it at its first launch and might wait for
+            // the whole device. This wait would never end if a stream waits for a signal that depends on the launch (CUDA C++ Programming
+            // Guide, "Lazy Loading").
             let (mut threads, attribute) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK as c_uint);
             // SAFETY: The function belongs to the module, which is loaded. The output is a variable that outlives the call.
             unsafe { call!(driver, cuFuncGetAttribute(&mut threads, attribute, function)) }?;
@@ -254,21 +256,21 @@ impl Kernel {
         })
     }
 
-    /// Limits all later launches of the copy kernel to `blocks` blocks.
+    /// Limits all later launches of the copy kernel to `blocks` thread blocks.
     pub fn limit(&self, blocks: u32) {
         self.most_blocks.store(blocks.max(1), Ordering::Relaxed);
     }
 
-    /// Returns the copy kernel for a plan with host memory at the positions `host`.
+    /// Returns the copy kernel with the limits for a plan whose host memory is at the positions `host`.
     pub fn copier(&self, host: HostEnds) -> Copier<'_> {
         Copier { kernel: self, host }
     }
 
-    /// Enqueues a wait for all signals in `stream`, a stream of the kernel's context, which must be current.
+    /// Enqueues a wait for all of the signals in `stream`. The stream must belong to the kernel's context, which must be current.
     ///
     /// # Safety
     ///
-    /// The GPU can read the counters at the addresses used by the CPU. They stay valid until the wait is over.
+    /// The GPU can read the counters at the addresses that the CPU uses. The counters stay valid until the wait has ended.
     pub unsafe fn wait(&self, driver: &Driver, signals: &[Signal], stream: CUstream) -> Result<(), BackendError> {
         for signals in signals.chunks(SIGNALS_PER_WAIT) {
             let mut list = SignalList { counters: [0; SIGNALS_PER_WAIT], values: [0; SIGNALS_PER_WAIT], count: signals.len() as u64 };
@@ -283,16 +285,17 @@ impl Kernel {
         Ok(())
     }
 
-    /// Returns the maximum number of blocks of a launch, by default the number of multiprocessors.
+    /// Returns the maximum number of blocks per launch. By default, this is the number of multiprocessors.
     pub fn processors(&self) -> u32 {
         self.most_blocks.load(Ordering::Relaxed)
     }
 
-    /// Enqueues at most [`MOST_ACTIONS`] actions in `stream`, a stream of the kernel's context, which must be current.
+    /// Enqueues a kernel that executes at most [`MOST_ACTIONS`] actions in `stream`. The stream must belong to the kernel's context, which
+    /// must be current.
     ///
     /// # Safety
     ///
-    /// The GPU can access all memory, flags and words at these addresses. They stay valid until the kernel has run.
+    /// The GPU can access all memory, flags and words at the given addresses. They stay valid until the kernel has run.
     pub unsafe fn run(&self, driver: &Driver, actions: &[Segment], grid: ActionGrid, stream: CUstream) -> Result<(), BackendError> {
         let ActionWidth { blocks, lanes, tile_shift } = ActionWidth::of(actions, grid);
         let launch = |function: usize, list: *mut c_void| {
@@ -338,14 +341,14 @@ impl Kernel {
 }
 
 impl Copier<'_> {
-    /// Calls `make` with a launch that copies these segments, at most [`SEGMENTS_PER_LAUNCH`], as one of several concurrent launches.
-    /// Returns `None` if there are no bytes to copy.
+    /// Calls `make` with the parameters of a launch that copies at most [`SEGMENTS_PER_LAUNCH`] segments and runs concurrently with other
+    /// launches. Returns the result of `make`, or `None` if there is nothing to copy.
     pub fn with_launch<T>(&self, segments: &[Segment], make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
         self.with_blocks(segments, self.host.most_at_once(), make)
     }
 
-    /// Calls `make` with a launch of at most `most` blocks. The driver copies the argument of each launch and the GPU fetches it, so a
-    /// short list of segments uses a smaller argument type, of about a quarter of the size.
+    /// Calls `make` with the parameters of a launch of at most `most` blocks. Short lists of segments use an argument type with about a
+    /// quarter of the size, because the driver copies the argument at each launch and the GPU fetches it.
     fn with_blocks<T>(&self, segments: &[Segment], most: u32, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
         if segments.len() <= FEW_SEGMENTS {
             let mut list = Few::new(segments);
@@ -371,11 +374,12 @@ impl Copier<'_> {
         (blocks > 0).then(|| make(&launch))
     }
 
-    /// Enqueues the copy of all segments in `stream`, a stream of the kernel's context, which must be current.
+    /// Enqueues one launch that copies all of the segments in `stream`. The stream must belong to the kernel's context, which must be
+    /// current.
     ///
     /// # Safety
     ///
-    /// The GPU can access every source and destination. They stay valid until the copies have run.
+    /// The GPU can access every source and destination. They stay valid until the copies have finished.
     pub unsafe fn launch(&self, driver: &Driver, segments: &[Segment], stream: CUstream) -> Result<(), BackendError> {
         for segments in segments.chunks(SEGMENTS_PER_LAUNCH) {
             let launched = self.with_blocks(segments, self.host.most_in_stream(), |launch| {
@@ -414,7 +418,7 @@ mod tests {
         }
         assert!(include_str!("../../../cpp/signal_wait.hpp").contains("kSignalsPerWait = 32;"));
         assert!(in_ptx(format!(".b8 mpgpu_wait_signals_param_0[{}]", size_of::<SignalList>())), "parameter of the PTX");
-        // A kernel that starts early must wait for the preceding kernel, so each action kernel contains one wait.
+        // A kernel that starts early must wait for the preceding kernel, so each of the two action kernels contains one such wait.
         assert_eq!([PTX, EARLY_PTX].map(|ptx| ptx.matches("griddepcontrol.wait;").count()), [0, 2]);
     }
 

@@ -1,19 +1,20 @@
-//! Decides which stream runs each lane (sequence of operations) of a program, in which order operations are enqueued, and which events they
-//! need. No function calls the driver, so each decision is tested without a GPU.
+//! Decides which stream runs each lane (sequence of operations) of a program, in which order the operations are enqueued, and which events
+//! order the streams. No function here calls the driver, so each decision is tested without a GPU.
 //!
-//! An event across GPUs takes 2.2 us one way (hardware readings), and each call that records an event or waits for one takes the calling
-//! thread about a microsecond. A lane therefore runs on the caller's GPU if the program allows it, and a stream waits for another only if
-//! the two are not already ordered. Lanes on GPUs other than the caller's start latest, so they are enqueued first.
+//! An event that one GPU records and another GPU waits for takes 2.2 us one way (hardware readings). Each call that records an event or
+//! makes a stream wait for one takes the calling thread about a microsecond. A lane therefore runs on the caller's GPU if the program
+//! allows it, and a stream waits for another stream only if the two are not already ordered. Lanes on other GPUs than the caller's start
+//! last, so they are enqueued first.
 
 use crate::plan::{Mechanism, Program};
 use crate::topology::DeviceId;
 use smallvec::{SmallVec, smallvec};
 use std::cmp::Reverse;
 
-/// GPU of a lane (sequence of operations), and the kind of stream that runs it.
+/// GPU and kind of stream of one lane (sequence of operations).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Placement {
-    /// True if the caller's own stream runs the lane (sequence of operations), false if an internal stream runs it.
+    /// True if the caller's own stream runs the lane (sequence of operations), and false if an internal stream runs it.
     pub is_callers_stream: bool,
     /// True if the lane (sequence of operations) runs on the GPU of the caller's stream.
     pub is_callers_gpu: bool,
@@ -21,15 +22,15 @@ pub(super) struct Placement {
     pub gpu: usize,
 }
 
-/// Returns the GPU and the kind of stream for each lane of a program that is executed in a stream of GPU `callers_gpu`. If `is_reached` is
-/// true, `callers_gpu` can access all memory of the plan and may run lanes of other GPUs.
+/// Returns the GPU and the kind of stream of each lane (sequence of operations) of a program. The caller's stream belongs to the GPU
+/// `callers_gpu`. If `is_reached` is true, this GPU can access all memory of the plan and may run lanes that are planned for other GPUs.
 ///
-/// The first lane of the caller's GPU uses the caller's stream. Each other lane uses an internal stream, even on the same GPU, because
-/// copies in one stream are serialized, and a push and a pull of one GPU should overlap.
+/// The first lane of the caller's GPU uses the caller's stream. Each other lane uses an internal stream, even on the same GPU. Copies in
+/// one stream are serialized, but copies from and to the same GPU should overlap.
 pub(super) fn place(program: &Program, callers_gpu: usize, is_reached: bool) -> SmallVec<[Placement; 8]> {
     let here = DeviceId(callers_gpu as i32);
-    // A copy engine can serve a stream of any GPU, so a single lane of plain copies stays in the caller's stream. Two events across devices
-    // would cost more than most such copies.
+    // A copy engine can serve a stream of any GPU. A single lane with only plain copies therefore stays in the caller's stream. The two
+    // events between GPUs that another stream needs would cost more than most such copies.
     let plain = is_reached && program.lanes.len() == 1 && program.ops.iter().all(|op| op.mechanism == Mechanism::Copy);
     let mut is_taken = false;
     let at = |lane: &crate::plan::Lane| {
@@ -41,38 +42,38 @@ pub(super) fn place(program: &Program, callers_gpu: usize, is_reached: bool) -> 
     program.lanes.iter().map(at).collect()
 }
 
-/// Changes the GPU of one lane (sequence of operations), and updates the kind of stream that runs it.
+/// Changes the GPU of one lane (sequence of operations), and adapts the kind of stream that runs the lane.
 pub(super) fn move_lane(placed: &mut [Placement], lane: usize, gpu: usize, callers_gpu: usize) {
     let is_callers_gpu = gpu == callers_gpu;
     let is_taken = placed.iter().enumerate().any(|(other, at)| other != lane && at.is_callers_stream);
     placed[lane] = Placement { is_callers_stream: is_callers_gpu && !is_taken, is_callers_gpu, gpu };
 }
 
-/// Order in which the operations of a program are enqueued, with the waits between its lanes (streams).
+/// Order in which the operations of a program are enqueued, with the waits between the streams of its lanes (sequences of operations).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct LaneSchedule {
-    /// Indices of operations in the order of enqueueing.
+    /// Indices of the operations, in the order in which they are enqueued.
     pub order: SmallVec<[u32; 32]>,
-    /// Boolean of each lane (sequence of operations): true if its stream must wait for the caller's stream before the lane's first
-    /// operation.
+    /// One boolean for each lane (sequence of operations). It is true if the lane's stream must wait for the caller's stream before the
+    /// lane's first operation.
     pub forks: SmallVec<[bool; 8]>,
-    /// Number of each lane's operation after which the caller's stream must wait for the lane (sequence of operations). `None` if no wait
-    /// is needed.
+    /// One entry for each lane (sequence of operations): the index of the lane's last operation, if the caller's stream must wait for this
+    /// operation. `None` if no wait is needed.
     pub joins: SmallVec<[Option<u32>; 8]>,
-    /// Boolean of each operation: true if an operation in another stream waits for it.
+    /// One boolean for each operation. It is true if an operation in another stream waits for this operation.
     pub awaited: SmallVec<[bool; 32]>,
 }
 
 /// Returns the order and the waits for enqueueing `program`. `placed` contains the GPU and the kind of stream of each lane (sequence of
 /// operations).
 ///
-/// The order alternates between all GPUs, and on each GPU between its lanes: each lane starts its first copy before any lane gets its
-/// second. An operation follows all operations that it waits for, so their events have been recorded. Among operations that could be next,
-/// lanes of other GPUs come first, because the signal to start takes time to reach them. The caller's stream comes last, because its copy
-/// starts immediately.
+/// The order alternates between the GPUs, and on each GPU between the lanes: the first copy of each lane is enqueued before the second copy
+/// of any lane. An operation is enqueued after all operations that it waits for, because their events must have been recorded before. Among
+/// operations that could be next, those on other GPUs than the caller's come first, because the signal to start takes time to reach these
+/// GPUs. Operations in the caller's stream come last, because they start immediately.
 ///
-/// If a lane's first operation waits for an operation of another lane, this wait also orders the lane after the caller's stream. If another
-/// lane waits for a lane's last operation, the caller's stream waits for both through that other lane.
+/// Some waits are unnecessary. If a lane's first operation waits for an operation of another lane, the lane need not wait for the caller's
+/// stream. If another lane waits for a lane's last operation, the caller's stream waits only for that other lane.
 pub(super) fn schedule(program: &Program, placed: &[Placement]) -> LaneSchedule {
     let ops = &program.ops;
     let mut awaited: SmallVec<[bool; 32]> = smallvec![false; ops.len()];
@@ -87,7 +88,8 @@ pub(super) fn schedule(program: &Program, placed: &[Placement]) -> LaneSchedule 
         if before.is_none() {
             forks[lane] = !placed[lane].is_callers_stream && others().next().is_none();
         }
-        // Copies that one GPU issues are serialized even in different streams, so the second lane of a GPU can be enqueued later.
+        // Copies that one GPU makes are serialized even in different streams, so the first copy in the GPU's second lane can be enqueued
+        // later.
         let lanes_before = || placed[..lane].iter().filter(|at| at.gpu == placed[lane].gpu).count() as u32;
         depths.push(others().chain(before).map(|before| depths[before as usize] + 1).max().unwrap_or_else(lanes_before));
     }
@@ -95,7 +97,7 @@ pub(super) fn schedule(program: &Program, placed: &[Placement]) -> LaneSchedule 
     let mut order: SmallVec<[u32; 32]> = (0..ops.len() as u32).collect();
     let rank = |index: &u32| {
         let at = placed[ops[*index as usize].lane.0 as usize];
-        // The indices are unique, so the result does not depend on the sorting algorithm.
+        // The indices are unique, so the result does not depend on whether the sort is stable.
         (depths[*index as usize], at.is_callers_stream, Reverse(!at.is_callers_gpu), *index)
     };
     order.sort_unstable_by_key(rank);

@@ -1,4 +1,4 @@
-//! Allocates and locates memory, and determines which GPUs may access it.
+//! Allocates memory, determines the allocation and the properties of memory at an address, and determines which GPUs may access it.
 
 use super::attributes::{Attributes, UNNUMBERED};
 use super::capture::free_spare_blocks;
@@ -10,13 +10,13 @@ use crate::topology::DeviceId;
 use cudarc::driver::sys::CUdevice_attribute;
 
 impl Core {
-    /// Allocates memory and returns the address. If `is_shared` is true, host memory is a memory file that other processes can map, and GPU
-    /// memory shares no block of the driver with other memory ([`chunk`](super::chunk)).
+    /// Allocates memory on `device` and returns its address. If `is_shared` is true, other processes can map the memory: host memory is a
+    /// memory file, and GPU memory is a separate block of the driver ([`chunk`](super::chunk)).
     pub fn allocate(&self, device: DeviceId, bytes: u64, is_shared: bool) -> Result<u64, BackendError> {
         self.gpus.check_device(device)?;
         self.gpus.check_alive()?;
         let size = bytes.max(1);
-        // Host memory is pinned as portable in the context of any GPU.
+        // Host memory is pinned for all GPUs (as portable memory), so any GPU's context can be used.
         let gpu = if device.is_host() { self.gpus.any_used() } else { device.0 as usize };
         if device.is_host() && is_shared {
             let (address, id) = self.sharing.allocate(&self.gpus, device, size)?;
@@ -45,7 +45,7 @@ impl Core {
         freed
     }
 
-    /// Registers memory of the program. Implements [`register`](crate::backend::Backend::register).
+    /// Registers memory that the program has allocated. Implements [`register`](crate::backend::Backend::register).
     pub fn register(&self, address: u64, bytes: u64, huge: bool) -> Result<bool, BackendError> {
         self.gpus.check_alive()?;
         let not_there = || BackendError::NotMapped(address.saturating_add(bytes));
@@ -66,7 +66,7 @@ impl Core {
         if let Some(allocation) = self.sharing.locate(address) {
             return Ok(Some(allocation));
         }
-        // This backend's own device memory exists until it is freed here or the device is reset.
+        // Device memory of this backend exists until it is freed through this backend or the device is reset.
         if let Some((allocation, gpu)) = self.memory.located_at(address) {
             self.gpus.primary(gpu)?.check()?;
             return Ok(Some(allocation));
@@ -84,11 +84,12 @@ impl Core {
             if ordinal as usize >= self.gpus.devices.len() {
                 return Ok(None);
             }
-            // The GPU has memory of the caller, so its context exists. From now on other GPUs may copy to and from it.
+            // The GPU has memory of the caller, so its context exists. This call also makes the GPU one of the GPUs in use, which get
+            // access to each other's memory.
             self.gpus.primary(ordinal as usize)?;
             (DeviceId(ordinal), MemoryKind::Device)
         } else if attributes.is_host() {
-            // The table of this backend's own memory has more information than every driver reports.
+            // The table of this backend's own memory contains more information than some drivers report.
             if let Some(allocation) = self.memory.host_memory_at(address) {
                 return Ok(Some(allocation));
             }
@@ -96,18 +97,19 @@ impl Core {
         } else {
             return Ok(None);
         };
-        // Some drivers do not report the range of registered host memory. In this case, only the address itself is known to belong to it.
+        // Some drivers do not report the range of registered host memory. In this case, the memory is treated as if it started at this
+        // address.
         let (base, bytes) = match (attributes.start, attributes.bytes as u64) {
             (start, bytes) if start <= address && address - start < bytes => (start, bytes),
             _ => (address, u64::MAX - address),
         };
-        // This backend's own device memory ends at the size that the caller requested.
+        // For device memory of this backend, the allocation ends at the size that the caller requested.
         let bytes = self.memory.bytes_from(base).unwrap_or(bytes);
         if address - base >= bytes {
             return Ok(None);
         }
-        // Memory to which the driver assigns no buffer id gets an id made from its address. This id does not distinguish the memory from
-        // later memory at the same address.
+        // Memory to which the driver assigns no buffer ID gets an identifier that is made from its address. This identifier does not
+        // distinguish the memory from later memory at the same address.
         let id = if attributes.buffer != 0 { attributes.buffer } else { base | UNNUMBERED };
         let allocation = Allocation { id, base, bytes, device, kind };
         if let Some(number) = number.filter(|_| kind == MemoryKind::Device && attributes.buffer != 0) {
@@ -116,12 +118,12 @@ impl Core {
         Ok(Some(allocation))
     }
 
-    /// True if this backend allocated or mapped the memory at an address. No other code frees such memory.
+    /// True if this backend has allocated or mapped the memory at `address`. No other code frees such memory.
     pub fn is_ours(&self, address: u64) -> bool {
         self.sharing.locate(address).is_some() || self.memory.contains(address)
     }
 
-    /// True if a kernel of `gpu` can read and write this range, whose attributes are `known`.
+    /// True if kernels of `gpu` can read and write this range. `known` contains the range's attributes.
     pub fn kernel_reaches(&self, gpu: usize, address: u64, bytes: u64, known: &Attributes) -> Result<bool, BackendError> {
         if let Some(opened) = self.sharing.opened_for(&self.gpus, gpu, address) {
             return Ok(opened.is_some());
@@ -130,7 +132,7 @@ impl Core {
             return Ok(self.gpus.can_access(gpu, owner));
         }
         if known.is_host() {
-            // On other systems registered memory has a different address on the GPU.
+            // If this attribute is 0, the GPU uses another address for registered memory than the CPU does.
             let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
             return Ok(self.gpus.driver.attribute(attribute, self.gpus.devices[gpu].ordinal) != 0);
         }
@@ -138,7 +140,7 @@ impl Core {
             return Ok(false);
         }
         let owner = known.ordinal.max(0) as usize;
-        // Access is enabled between GPUs in use, and a GPU with memory in a plan is in use.
+        // Access is enabled between GPUs in use. This call makes the owner of the memory a GPU in use.
         self.gpus.primary(owner)?;
         match known.plain {
             0 => self.gpus.is_let_in(gpu, address, bytes, owner),
@@ -146,9 +148,9 @@ impl Core {
         }
     }
 
-    /// True if this range may be the source or destination of a copy that `gpu` makes. The driver stages copies of memory that kernels
-    /// cannot reach. The exceptions are memory of pools and mappings to which the GPU has no access, and memory of another process, whose
-    /// address differs on this GPU.
+    /// True if a copy that `gpu` makes may read and write this range. This includes memory that kernels of `gpu` cannot access, because the
+    /// driver copies such memory through a staging buffer. There are two exceptions: memory of pools and of the virtual memory API to which
+    /// `gpu` has no access, and memory of another process that was opened by CUDA IPC, which has another address on this GPU.
     pub fn copies_reach(&self, gpu: usize, address: u64, bytes: u64, known: &Attributes) -> Result<bool, BackendError> {
         let is_staged = || self.sharing.opened_for(&self.gpus, gpu, address).is_none() && (!known.is_device() || known.plain != 0);
         Ok(self.kernel_reaches(gpu, address, bytes, known)? || is_staged())

@@ -1,4 +1,4 @@
-//! Allocates this backend's memory and keeps a table of it. The table is not locked while the driver allocates or frees.
+//! Allocates the memory of this backend and keeps a table of it. The table is not locked while the driver allocates or frees.
 
 use super::driver::{CUdeviceptr, OutsideCapture, call, code, handle, lock};
 use super::gpus::Gpus;
@@ -11,28 +11,29 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Size in bytes from which host memory is spread over the CPU sockets. From this size on, host memory that is not shared also uses huge
-/// pages. Memory files do not, because few systems offer huge pages for them. Smaller buffers need neither: they use one PCIe link, which
-/// the memory of one socket can saturate (plans use several links from 4 MiB on, docs/results.md), and have at most one huge page.
+/// Size in bytes from which host memory is distributed over the NUMA nodes. From this size on, host memory that is not shared also uses
+/// huge pages. Memory files use none, because few systems offer huge pages for them. Smaller buffers need neither. They are copied over one
+/// PCIe link, which the memory of one NUMA node can saturate (plans use several links from 4 MiB on, docs/results.md), and they contain at
+/// most one huge page.
 pub(super) const SPREAD_FROM: usize = 4 << 20;
 
-/// Size unit in bytes with which memory of another process is as fast as local memory. Two H200, driver 580, copies of 1 GiB to memory of
-/// CUDA IPC: with an allocation of 1 GiB and 256 bytes, every fourth copy took 2870 us and the others 2715 us. All copies took 2710 us with
-/// an allocation of 1 GiB, or of 1 GiB and 64 KiB, 1 MiB, 2 MiB or 64 MiB. Presumably the driver maps the memory in pages of 64 KiB if
-/// possible, and otherwise in smaller pages.
+/// Unit in bytes to which the size of device memory is rounded up, so that other processes can access the memory as fast as local memory.
+/// Measured with copies of 1 GiB to memory of CUDA IPC (two H200, driver 580): if the allocation has 1 GiB and 256 bytes, every fourth copy
+/// takes 2870 us and the others take 2715 us. If the allocation has 1 GiB, or 1 GiB and 64 KiB, 1 MiB, 2 MiB or 64 MiB, all copies take
+/// 2710 us. Presumably the driver maps the memory in pages of 64 KiB if possible, and otherwise in smaller pages.
 pub(super) const SHARED_PAGE: u64 = 64 << 10;
 
-/// Size in bytes from which device memory is allocated in whole [`SHARED_PAGE`]s. This wastes no memory, because the driver allocates
-/// device memory of this size in pages of 2 MiB. Several smaller allocations share one such page.
+/// Size in bytes from which the size of device memory is rounded up to a multiple of [`SHARED_PAGE`]. This wastes no memory, because the
+/// driver allocates device memory of this size in pages of 2 MiB. Below this size, several allocations share one such page.
 pub(super) const PAGED_FROM: u64 = 1 << 20;
 
-/// Flag that lets every GPU of the process access the memory directly, not only the one whose context is current. The bit is equal for
-/// `cuMemHostAlloc` and `cuMemHostRegister`.
+/// Flag of `cuMemHostAlloc` and `cuMemHostRegister` by which all GPUs of the process can access the memory directly. Without it, only the
+/// GPU whose context is current can.
 const PORTABLE: c_uint = 1;
-/// Flag of `cuMemHostRegister` for memory that may only be read.
+/// Flag of `cuMemHostRegister` for memory that the GPUs may only read.
 const READ_ONLY: c_uint = 8;
 
-/// Table of this backend's memory, by first address.
+/// Table of the memory that this backend has allocated or registered, by first address.
 #[derive(Debug, Default)]
 pub(super) struct Memory(Mutex<BTreeMap<u64, Owned>>);
 
@@ -44,18 +45,18 @@ pub(super) struct Owned {
     pub bytes: u64,
     /// GPU in whose context the memory was allocated.
     pub gpu: usize,
-    /// Unique number from [`own_id`]. Needed because some drivers assign no buffer id to registered memory.
+    /// Unique number of the memory, from [`own_id`]. It is needed because some drivers assign no buffer ID to registered memory.
     pub id: u64,
-    /// Attributes of device memory as reported by the driver. `None` until they are known, and for host memory.
+    /// Attributes of device memory as reported by the driver. `None` for host memory, and until the attributes are known.
     pub located: Option<Allocation>,
-    /// Pages of host memory that this library has mapped and registered with the driver. `None` for other memory. Memory files are in
-    /// `sharing`.
+    /// Pages of host memory that this library has mapped and registered with the driver. `None` for other memory. (The pages of memory
+    /// files are stored in the module `sharing`.)
     pub pages: Option<HostPages>,
-    /// Range of the program's memory that the program has registered. `None` for other memory.
+    /// Pages that the program has allocated and registered through this backend. `None` for other memory.
     pub registered: Option<PageRange>,
 }
 
-/// Returns a unique number for an allocation. The driver counts its buffer ids up from 1 and does not reach these numbers.
+/// Returns a unique number for an allocation. Numbers of this kind never equal a buffer ID, because the driver counts its IDs up from 1.
 pub(super) fn own_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 63);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -66,8 +67,8 @@ impl Memory {
         lock(&self.0).insert(address, owned);
     }
 
-    /// Removes memory from the table and returns its entry. The memory must have been registered if `is_registered` is true, and allocated
-    /// otherwise. The caller frees it.
+    /// Removes the entry of the memory that starts at `address` from the table, and returns the entry. The caller must free or unregister
+    /// the memory. Returns an error unless the memory was registered (if `is_registered` is true) or allocated (otherwise).
     pub fn take(&self, address: u64, is_registered: bool) -> Result<Owned, BackendError> {
         let mut given = lock(&self.0);
         match given.get(&address) {
@@ -77,19 +78,21 @@ impl Memory {
         .ok_or(BackendError::InvalidPointer(address))
     }
 
-    /// Removes an entry from the table whose memory was freed elsewhere.
+    /// Removes the entry of memory that other code has freed.
     pub fn forget(&self, address: u64) {
         lock(&self.0).remove(&address);
     }
 
-    /// Returns the host memory that contains an address, or `None` if this backend has not allocated or registered it.
+    /// Returns the host allocation that contains an address. Returns `None` if this backend has neither allocated nor registered the
+    /// memory.
     pub fn host_memory_at(&self, address: u64) -> Option<Allocation> {
         let given = lock(&self.0);
         let (base, owned) = given.range(..=address).next_back().filter(|(base, owned)| address - **base < owned.bytes)?;
         Some(Allocation { id: owned.id, base: *base, bytes: owned.bytes, device: owned.device, kind: MemoryKind::Pinned })
     }
 
-    /// Returns the recorded attributes of the device memory that contains an address, and the GPU in whose context it was allocated.
+    /// Returns the stored attributes of the device memory that contains an address, and the GPU in whose context the memory was allocated.
+    /// Returns `None` if no attributes are stored.
     pub fn located_at(&self, address: u64) -> Option<(Allocation, usize)> {
         let given = lock(&self.0);
         let (_, owned) = given.range(..=address).next_back().filter(|(base, owned)| address - **base < owned.bytes)?;
@@ -101,7 +104,8 @@ impl Memory {
         lock(&self.0).range(..=address).next_back().filter(|(base, owned)| address - **base < owned.bytes).map(|(_, owned)| owned.id)
     }
 
-    /// Records attributes reported by the driver for memory, if its number is still the one that it had before the query.
+    /// Stores the attributes that the driver has reported for memory. `number` is the memory's number before the query. If another
+    /// allocation has replaced the memory since, nothing is stored.
     pub fn note(&self, number: u64, allocation: Allocation) {
         lock(&self.0)
             .get_mut(&allocation.base)
@@ -110,17 +114,17 @@ impl Memory {
             .for_each(|owned| owned.located = Some(allocation));
     }
 
-    /// True if the address lies in memory of this backend.
+    /// True if the address is in memory of this table.
     pub fn contains(&self, address: u64) -> bool {
         lock(&self.0).range(..=address).next_back().is_some_and(|(base, owned)| address - base < owned.bytes)
     }
 
-    /// Returns the requested size in bytes of the memory that starts at an address, or `None` if it is not in the table.
+    /// Returns the requested size in bytes of the memory that starts at an address. Returns `None` if no memory of the table starts there.
     pub fn bytes_from(&self, base: u64) -> Option<u64> {
         lock(&self.0).get(&base).map(|owned| owned.bytes)
     }
 
-    /// Frees all memory in the table. No work may use it any more.
+    /// Frees and unregisters all memory in the table. No work may use the memory any more.
     pub fn release(&self, gpus: &Gpus) {
         let left = std::mem::take(&mut *lock(&self.0));
         for (address, owned) in left {
@@ -136,14 +140,15 @@ impl Memory {
         lock(&self.0).values().filter(of_device).map(|owned| owned.bytes).sum()
     }
 
-    /// True if memory of this backend starts at an address.
+    /// True if memory of this table starts at an address.
     pub fn is_own(&self, base: u64) -> bool {
         lock(&self.0).contains_key(&base)
     }
 }
 
-/// Allocates memory of a device that other processes cannot map, without adding it to a table. Host memory is pinned in the context of
-/// `gpu`.
+/// Allocates memory of `device` and returns its address, and the pages if this library has mapped them. Device memory is allocated by
+/// `cuMemAlloc`, and host memory is pinned in the context of `gpu`. The memory is not added to the table. Host memory allocated here cannot
+/// be mapped by other processes.
 pub(super) fn make(gpus: &Gpus, device: DeviceId, gpu: usize, bytes: u64) -> Result<(u64, Option<HostPages>), BackendError> {
     let driver = gpus.driver;
     let out_of_memory = || BackendError::OutOfMemory { device: device.0, bytes };
@@ -168,13 +173,14 @@ pub(super) fn make(gpus: &Gpus, device: DeviceId, gpu: usize, bytes: u64) -> Res
     Ok((pointer.expose_provenance() as u64, None))
 }
 
-/// Returns the NUMA node of a host domain, or `None` for the first domain, which represents host memory in general.
+/// Returns the NUMA node of a host device. Returns `None` for the first host device, which represents host memory in general.
 pub(super) fn domain_of(device: DeviceId) -> Option<usize> {
     if device == DeviceId::HOST { None } else { Some(!device.0 as usize) }
 }
 
-/// Allocates host memory in pages mapped by this library. Returns `None` for small sizes, and if the driver or the system refuses, which is
-/// logged; the caller then uses `cuMemHostAlloc`. Returns an error if there is not enough memory. Requires a current context.
+/// Allocates host memory in pages that this library maps and registers with the driver. Returns `None` for small sizes, and if the driver
+/// or the system refuses, which is logged. The caller then uses `cuMemHostAlloc`. Returns an error if there is not enough memory. Requires
+/// a current context.
 fn register_pages(gpus: &Gpus, device: DeviceId, size: usize) -> io::Result<Option<HostPages>> {
     if size < SPREAD_FROM {
         return Ok(None);
@@ -195,7 +201,8 @@ fn register_pages(gpus: &Gpus, device: DeviceId, size: usize) -> io::Result<Opti
     Ok(None)
 }
 
-/// Pins pages of the program for all GPUs. Returns true if all pages may be written. On an error, no page stays pinned.
+/// Pins pages that the program has allocated, for all GPUs. Returns true if all of the pages are writable. If the function returns an
+/// error, no page stays pinned.
 pub(super) fn register(gpus: &Gpus, gpu: usize, pages: PageRange, huge: bool) -> Result<bool, BackendError> {
     let primary = gpus.primary(gpu)?;
     let (pinned, is_written) = (Mutex::new(Vec::new()), AtomicBool::new(true));
@@ -232,7 +239,8 @@ pub(super) fn register(gpus: &Gpus, gpu: usize, pages: PageRange, huge: bool) ->
     Ok(is_written.into_inner())
 }
 
-/// Unpins pages that [`register`] has pinned. `pages` is the whole range or a piece of it. Work that uses the pages must have finished.
+/// Unpins pages that [`register`] has pinned. `pages` is the whole range or one of the pieces in which it was pinned. All work that uses
+/// the pages must have finished.
 pub(super) fn unregister(gpus: &Gpus, gpu: usize, pages: PageRange) -> Result<(), BackendError> {
     let primary = gpus.primary(gpu)?;
     if primary.is_lost() {
@@ -246,7 +254,7 @@ pub(super) fn unregister(gpus: &Gpus, gpu: usize, pages: PageRange) -> Result<()
     pages.pieces(REGISTERED_PIECE as usize).map(unpin).fold(Ok(()), Result::and)
 }
 
-/// Frees memory that [`make`] allocated. The caller drops the pages of host memory afterwards.
+/// Frees memory that [`make`] has allocated. The caller drops `pages` afterwards, which unmaps them.
 pub(super) fn give_back(gpus: &Gpus, device: DeviceId, gpu: usize, address: u64, pages: Option<&HostPages>) -> Result<(), BackendError> {
     let primary = gpus.primary(gpu)?;
     if primary.is_lost() {

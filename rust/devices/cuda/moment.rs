@@ -10,14 +10,15 @@ use std::sync::Arc;
 
 #[derive(Debug)]
 struct RecordedMoment {
-    // Declared before `owner`, so that it is dropped first: its pool lives in `owner`.
+    // This field is declared before `owner`, so that it is dropped first. The event's pool lives in `owner`.
     mark: Mark,
     owner: Arc<dyn Owner>,
     gpu: usize,
 }
 
 impl Core {
-    /// Records the time at which the stream reaches this point. Implements [`Backend::mark_moment`](crate::backend::Backend::mark_moment).
+    /// Enqueues an event that records the time at which the stream reaches this point. Implements
+    /// [`Backend::mark_moment`](crate::backend::Backend::mark_moment).
     pub fn mark_moment(self: &Arc<Core>, stream: StreamHandle) -> Result<Moment, BackendError> {
         let found = self.streams.find(&self.gpus, stream)?;
         let primary = self.gpus.primary(found.gpu)?;
