@@ -1,6 +1,7 @@
-//! Shared table in which importer and exporter record, without messages, which allocations were freed and which are no longer mapped.
+//! Implements the board, a shared table in which two processes record, without messages, which allocations were freed and which are no
+//! longer mapped. One process exports the allocations, and the other imports them.
 //!
-//! The socket between the two sides can hold only a few hundred packets, and neither side may block until the other one reads. Each
+//! The socket between the two processes can hold only a few hundred packets, and neither process may block until the other one reads. Each
 //! allocation that an importer requests therefore gets a slot of two numbers in a memory file of the importer. The exporter writes the
 //! first number when it frees the memory. The importer writes the second number when it unmaps the memory. Both write the unique number of
 //! the request, so a slot can be reused without clearing it. A process that writes anything else harms only itself.
@@ -12,27 +13,28 @@ use rustix::io::{Errno, Result};
 use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Maximum number of allocations of one exporter that a context can map. The kernel's default limit on the number of mappings of a process
-/// is about as high.
+/// Maximum number of allocations of one exporter that a context can map. It is about as high as the kernel's default limit on the number of
+/// mappings of a process.
 pub const SLOTS: u32 = 1 << 16;
 
 const SLOT_BYTES: u64 = 8;
 const BYTES: u64 = SLOTS as u64 * SLOT_BYTES;
 
-/// Board: shared table of freed and unmapped allocations of one connection.
+/// Shared table (board) in which importer and exporter of one connection record freed and unmapped allocations.
 #[derive(Debug)]
 pub struct Board {
     mapping: Mapping,
 }
 
 impl Board {
-    /// Creates a board. Returns it together with the memory file by which the other side can open it.
+    /// Creates a board (shared table of freed and unmapped allocations). Returns it together with the memory file through which the process
+    /// at the other end of the connection opens it.
     pub fn new() -> Result<(Board, OwnedFd)> {
         let file = segment::file(BYTES)?;
         Ok((Board::open(&file)?, file))
     }
 
-    /// Opens the board that the other side of the connection has created.
+    /// Opens the board (shared table of freed and unmapped allocations) that the process at the other end of the connection has created.
     pub fn open(file: &OwnedFd) -> Result<Board> {
         Ok(Board { mapping: Mapping::new(file, BYTES)? })
     }
@@ -53,7 +55,7 @@ impl Board {
         Ok(unsafe { &*with_exposed_provenance(address as usize) })
     }
 
-    /// Records on the exporter's side that the memory of this request has been freed.
+    /// Records, on behalf of the exporter, that the memory of request number `request` has been freed.
     pub fn withdraw(&self, slot: u32, request: u32) {
         self.at(slot, 0).into_iter().for_each(|place| place.store(request, Ordering::Release));
     }
@@ -62,8 +64,8 @@ impl Board {
         self.at(slot, 0).is_ok_and(|place| place.load(Ordering::Acquire) == request)
     }
 
-    /// Records on the importer's side that the memory of this request is not mapped. This also applies if the exporter's answer arrives
-    /// later.
+    /// Records, on behalf of the importer, that it has not mapped the memory of request number `request`, or has unmapped it. The record
+    /// remains valid if the exporter's answer to the request arrives later.
     pub fn close(&self, slot: u32, request: u32) {
         self.at(slot, 4).into_iter().for_each(|place| place.store(request, Ordering::Release));
     }

@@ -1,9 +1,9 @@
 //! Protects children of `fork` from using objects that belong to the parent.
 //!
-//! A child has a copy of this library's memory, but not its threads and, on CUDA, not the driver. Locks may be held by threads that do not
-//! exist in the child. Every object therefore records the generation (the number of forks) of the process that created it. No other process
-//! uses, locks or frees the object. A child closes the sockets immediately. If it kept them open, peers of the parent would not notice the
-//! parent's exit.
+//! A child has a copy of this library's memory, but not its threads and, on CUDA, not the driver. Threads that do not exist in the child
+//! may have held locks at the time of the fork. Every object therefore records the generation (a number that changes with each fork) of the
+//! process that created it. No other process uses, locks or frees the object. A child closes the sockets immediately. If it kept them open,
+//! peers of the parent would not notice the parent's exit.
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Result;
@@ -15,11 +15,11 @@ use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// Descriptors of all open sockets of this library. No `fork` proceeds while this is locked.
+/// Descriptors of all open sockets of this library. `fork` waits while a thread holds this lock.
 static SOCKETS: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 
-/// Returns the generation of this process, which differs from the generations of all its ancestors. Only the first call makes a system
-/// call.
+/// Returns the generation of this process, a number that differs from the generations of all its ancestors. Only the first call makes a
+/// system call.
 pub fn generation() -> u32 {
     static HANDLERS: Once = Once::new();
     HANDLERS.call_once(|| {
@@ -41,7 +41,7 @@ pub fn at_exit(work: extern "C" fn()) {
     }
 }
 
-/// Guard of [`SOCKETS`] that this process holds while it forks.
+/// Guard of the lock [`SOCKETS`], stored here while this process forks.
 struct Forking(UnsafeCell<Option<MutexGuard<'static, BTreeSet<RawFd>>>>);
 
 // SAFETY: only the thread that holds the lock stored inside, or is about to store it, accesses the cell.
@@ -117,8 +117,8 @@ impl Drop for Socket {
     }
 }
 
-/// Number of generations of forked processes that have separate values of an [`OfProcess`]. A process `DEPTH` forks below another process
-/// shares that process's value.
+/// Maximum number of generations of forked processes that have separate values of an [`OfProcess`]. A process that is `DEPTH` forks below
+/// another process shares the value with that process.
 pub const DEPTH: usize = 16;
 
 /// Value that each process creates for itself, because a lock that a child inherits from its parent may stay locked forever.
@@ -128,7 +128,7 @@ pub struct OfProcess<T> {
 }
 
 impl<T> OfProcess<T> {
-    /// Creates the value. Each process initializes its own by calling `make` at the first use.
+    /// Creates a container for values. Each process creates its own value by calling `make` when it first uses the container.
     pub const fn new(make: fn() -> T) -> OfProcess<T> {
         OfProcess { each: [const { OnceLock::new() }; DEPTH], make }
     }

@@ -5,16 +5,16 @@ use super::error::IpcError;
 use super::process::ProcessIdentity;
 use crate::topology::MemoryKind;
 
-/// Size of an encoded handle in bytes. It is the same in all versions of the library.
+/// Size in bytes of an encoded handle. It is equal in all versions of the library.
 pub const BYTES: usize = 128;
 
-/// Version of the fields that follow the checksum. The magic number, the version and the checksum are at the same positions in every
-/// version.
+/// Version of the format of an encoded handle. It applies to the fields after the checksum; the magic number, the version and the checksum
+/// are at equal positions in every version.
 pub const VERSION: u16 = 2;
 
 const MAGIC: [u8; 8] = *b"mpgpu-mh";
 
-/// Random number that proves that a process has received the handle.
+/// Random number in a handle. It proves to the exporter that a process has received the handle.
 #[derive(Copy, Clone)]
 pub struct Secret(pub [u8; 16]);
 
@@ -22,7 +22,7 @@ impl Secret {
     /// Creates an unpredictable secret.
     pub(super) fn draw() -> Result<Secret, IpcError> {
         let mut bytes = [0; 16];
-        // `getrandom` returns this few bytes completely or fails.
+        // The call either returns these few bytes completely or fails.
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(IpcError::system("getrandom"))?;
         Ok(Secret(bytes))
     }
@@ -92,7 +92,7 @@ impl Handle {
         bytes
     }
 
-    /// Decodes a handle. Its contents are not trusted: they serve only as a request to the exporter, which validates them.
+    /// Decodes a handle. The contents are not trusted. They only form a request to the exporter, which validates them.
     pub fn decode(bytes: &[u8; BYTES]) -> Result<Handle, IpcError> {
         if bytes[..8] != MAGIC {
             let found: String = bytes[..8].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -140,14 +140,14 @@ impl Handle {
     }
 }
 
-/// Computes the checksum of an encoded handle and stores it in the handle.
+/// Computes the checksum of an encoded handle and writes it into the handle.
 pub fn seal(bytes: &mut [u8; BYTES]) {
     let sum = checksum(bytes);
     bytes[12..16].copy_from_slice(&sum.to_le_bytes());
 }
 
 /// Returns the FNV-1a checksum (RFC 9923) of an encoded handle, computed from all bytes except the checksum itself. It detects accidental
-/// changes, not deliberate ones.
+/// changes, but not deliberate ones.
 fn checksum(bytes: &[u8; BYTES]) -> u32 {
     let all = bytes[..12].iter().chain(&bytes[16..]);
     all.fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))

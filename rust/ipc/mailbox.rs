@@ -20,22 +20,23 @@ use std::ptr::with_exposed_provenance;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Header at the start of the memory of each mailbox.
+/// Header at the start of the shared memory of each rank's mailbox (message queues).
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 struct Header {
-    /// Rank that holds the lock of the mailbox, plus 1. The value 0 means that the mailbox is unlocked.
+    /// Number of the rank that holds the lock of the mailbox, plus 1. The value 0 means that the mailbox is unlocked.
     lock: AtomicU32,
     /// Nonzero if the mailbox accepts no more messages.
     is_closed: AtomicU32,
     /// Sequence number of the next operation that is queued in the mailbox.
     next_order: AtomicU64,
-    /// Index of the first entry and number of entries, for the list of posted receives and for the list of messages.
+    /// Bounds of the list of posted receives: the index of its first entry, and the number of its entries. The next field contains the
+    /// bounds of the list of messages.
     posted: [AtomicU64; 2],
     unexpected: [AtomicU64; 2],
 }
 
-/// Entry of a mailbox list: a slot, and the tag by which its operation is matched.
+/// Entry of a mailbox list: a slot, and the tag by which the operation in the slot is matched.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct QueueEntry {
@@ -43,25 +44,26 @@ struct QueueEntry {
     tag: AtomicU64,
 }
 
-/// Capacity of a mailbox, which is the same for all ranks.
+/// Capacity of a rank's mailbox (message queues). All ranks have the same capacity.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Capacity {
     /// Number of ranks that may send to the mailbox.
     pub ranks: u32,
-    /// Maximum number of concurrent sends of a rank. It is also the maximum number of concurrent receives.
+    /// Maximum number of concurrent sends of a rank. It is also the maximum number of concurrent receives of a rank.
     pub operations: u32,
     /// Maximum number of unreceived messages from one rank to another. Values above `operations` have no effect.
     pub messages: u32,
 }
 
 impl Capacity {
-    /// Returns the number of slots of each rank. The slots of receives precede those of sends.
+    /// Returns the number of slots of each rank. A slot is the record of one send or receive in shared memory. The slots of receives
+    /// precede those of sends.
     pub fn slots(self) -> u32 {
         2 * self.operations
     }
 
-    /// Returns the lengths of the list of receives and of the list of messages. Each list can hold all operations that may wait at the same
-    /// time.
+    /// Returns the lengths of the list of receives and of the list of messages. Each list has space for all operations that may be queued
+    /// at the same time.
     fn entries(self) -> [usize; 2] {
         [self.slots() as usize, self.ranks as usize * self.messages.min(self.operations) as usize]
     }
@@ -75,7 +77,7 @@ impl Capacity {
         (self.lists()[1] + (self.entries()[1] * size_of::<QueueEntry>()) as u64).next_multiple_of(align_of::<MessageSlot>() as u64)
     }
 
-    /// Returns the size of one mailbox in bytes.
+    /// Returns the size in bytes of one rank's mailbox (message queues and slots).
     pub fn bytes(self) -> u64 {
         self.first_slot() + u64::from(self.slots()) * size_of::<MessageSlot>() as u64
     }
@@ -84,7 +86,7 @@ impl Capacity {
 /// Result of posting a send or a receive in a mailbox.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// The operation has matched the one in this slot. The rank that posted it moves the data.
+    /// The operation has matched the operation in the given slot. The rank that posted the later of the two copies the data.
     Matched(SlotId),
     /// The operation is queued until a matching one is posted.
     Queued,
@@ -92,13 +94,14 @@ pub enum Posted {
     Truncated,
     /// The sender already has [`Capacity::messages`] unreceived messages at the receiver.
     Full,
-    /// The receiver has left.
+    /// The receiving rank has closed its mailbox.
     Closed,
-    /// The mailbox stays locked. The operation was not published.
+    /// The lock of the mailbox could not be acquired. The operation was not published.
     Stuck,
 }
 
-/// Mailboxes of all ranks, mapped by one rank. Each mailbox consists of [`Capacity::bytes`] bytes of memory that is initially zero.
+/// Mailboxes (message queues and slots) of all ranks, as mapped by one rank. Each mailbox consists of [`Capacity::bytes`] bytes of memory,
+/// which is initially zero.
 #[derive(Clone, Debug)]
 pub struct Mailboxes {
     rank: u32,
@@ -106,35 +109,37 @@ pub struct Mailboxes {
     bases: Arc<[u64]>,
 }
 
-/// Mailbox whose lock this rank holds.
+/// Mailbox (message queues of one rank) whose lock the current rank holds.
 struct Locked<'a> {
     all: &'a Mailboxes,
     rank: u32,
 }
 
-/// One of the two lists of a locked mailbox.
+/// One of the two lists of a locked mailbox: the posted receives, or the messages without a receive.
 struct List<'a> {
     bounds: &'a [AtomicU64; 2],
     entries: &'a [QueueEntry],
 }
 
-/// Number of attempts to lock a mailbox between two checks for an exit of the rank that holds the lock. A check is a system call.
+/// Number of failed attempts to lock a mailbox after which a rank checks that the holder of the lock has not exited. The check is a system
+/// call.
 const ASK_EVERY: u32 = if cfg!(shuttle) { 1 } else { 64 };
 
 /// Maximum time for which this rank waits for the lock of a mailbox.
 const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(30) };
 
-/// Function that returns true if the rank passed to it has exited. It is called while waiting for that rank to unlock a mailbox.
+/// Function that returns true if the rank with the given number has exited. It is called while this rank waits for the lock of a mailbox
+/// that the other rank holds.
 pub type IsGone<'a> = &'a dyn Fn(u32) -> bool;
 
 impl Mailboxes {
-    /// Creates the view that rank `rank` has of the mailboxes. `bases` has the address of each rank's mailbox. The memory must stay mapped
-    /// while the result or one of its clones is used.
+    /// Creates the view that rank `rank` has of the mailboxes of all ranks. `bases` contains the address of each mailbox in this process.
+    /// The memory must stay mapped while the view or a clone of it is used.
     pub fn new(rank: u32, capacity: Capacity, bases: Vec<u64>) -> Mailboxes {
         Mailboxes { rank, capacity, bases: bases.into() }
     }
 
-    /// Returns the number of the rank that uses this view.
+    /// Returns the number of this rank, which uses this view of the mailboxes.
     pub fn rank(&self) -> u32 {
         self.rank
     }
@@ -144,18 +149,19 @@ impl Mailboxes {
         self.bases.len() as u32
     }
 
-    /// Returns the number of slots of each rank.
+    /// Returns the number of slots (records of one send or receive in shared memory) of each rank.
     pub fn slots(&self) -> u32 {
         self.capacity.slots()
     }
 
-    /// Returns the address of a rank's mailbox. An invalid rank number, which can only come from damaged memory, is mapped to a valid one.
+    /// Returns the address in this process of a rank's mailbox. An invalid rank number can only come from damaged memory; it is replaced by
+    /// a valid one.
     pub fn address(&self, rank: u32) -> u64 {
         self.bases[rank as usize % self.bases.len()]
     }
 
-    /// Returns the envelope (sender, tag, size and metadata) of the message that an operation sends or has received. An invalid sender
-    /// number, which can only come from damaged memory, is mapped to a valid one.
+    /// Returns the envelope (sender, tag, size and metadata) of the message that the operation in `slot` sends or has received. An invalid
+    /// sender number can only come from damaged memory; it is replaced by a valid one.
     pub fn envelope(&self, slot: &MessageSlot) -> Envelope {
         let told = slot.envelope();
         Envelope { source: told.source % self.ranks(), ..told }
@@ -179,27 +185,29 @@ impl Mailboxes {
         unsafe { std::slice::from_raw_parts(with_exposed_provenance(first as usize), self.slots() as usize) }
     }
 
-    /// Returns the slot with an id. An invalid id, which can only come from damaged memory, is mapped to a valid one.
+    /// Returns the slot (record of one send or receive in shared memory) with the given id. An invalid id can only come from damaged
+    /// memory; it is replaced by a valid one.
     pub fn slot(&self, id: SlotId) -> &MessageSlot {
         &self.of_rank(id.rank % self.ranks())[(id.slot % self.slots()) as usize]
     }
 
-    /// Returns the slot of this rank with the number `slot`.
+    /// Returns the slot (record of one send or receive in shared memory) of this rank with the number `slot`.
     pub fn own(&self, slot: u32) -> &MessageSlot {
         self.slot(self.own_id(slot))
     }
 
-    /// Returns the id of slot `slot` of this rank. The id is valid on all ranks.
+    /// Returns the id of this rank's slot number `slot`. The id is valid on all ranks.
     pub fn own_id(&self, slot: u32) -> SlotId {
         SlotId { rank: self.rank, slot }
     }
 
-    /// Returns the address of the message data stored in a slot.
+    /// Returns the address in this process of the message data that a slot contains.
     pub fn inline_address(&self, id: SlotId) -> u64 {
         std::ptr::from_ref(self.slot(id)).addr() as u64 + MessageSlot::INLINE_OFFSET
     }
 
-    /// Posts a prepared send in the mailbox of rank `to`: matches it with a posted receive, or queues it.
+    /// Posts a send in the mailbox of rank `to`: matches it with a posted receive, or queues it. The send was prepared in this rank's slot
+    /// number `slot`.
     pub fn send(&self, to: u32, slot: u32, is_gone: IsGone<'_>) -> Posted {
         let id = self.own_id(slot);
         let send = self.slot(id);
@@ -239,7 +247,8 @@ impl Mailboxes {
         Posted::Queued
     }
 
-    /// Posts a prepared receive in the mailbox of this rank: matches it with a queued message, or queues it.
+    /// Posts a receive in the mailbox of this rank: matches it with a queued message, or queues it. The receive was prepared in this rank's
+    /// slot number `slot`.
     pub fn receive(&self, slot: u32, is_gone: IsGone<'_>) -> Posted {
         let id = self.own_id(slot);
         let receive = self.slot(id);
@@ -269,17 +278,18 @@ impl Mailboxes {
         self.lock(self.rank, is_gone)?.find(pattern).map(|(_, send)| self.envelope(self.slot(send)))
     }
 
-    /// Marks a slot of this rank as free before a new operation is prepared in it. Other ranks ignore a free slot until it is published.
+    /// Marks a slot of this rank as unused, before a new operation is prepared in it. Other ranks ignore an unused slot until it is
+    /// published again.
     pub fn release(&self, slot: u32, is_gone: IsGone<'_>) {
         let own = self.own(slot);
-        // A rank that repairs the mailbox sets the flags of receives that have ended. The lock prevents it from doing so after this slot is
+        // A rank that repairs the mailbox sets the flags of receives that have ended. This lock prevents it from doing so after the slot is
         // reused.
         let _mailbox = (own.state() == SlotState::Ended && !own.is_send()).then(|| self.lock(self.rank, is_gone));
         own.set_state(SlotState::Free);
     }
 
-    /// Cancels an operation of this rank if it is queued without a match in the mailbox of rank `of`. Returns true if the operation was
-    /// cancelled.
+    /// Cancels an operation of this rank if it is queued in the mailbox of rank `of` and not matched. `status` becomes the reason. Returns
+    /// true if the operation was cancelled.
     pub fn withdraw(&self, of: u32, slot: u32, status: SlotStatus, is_gone: IsGone<'_>) -> bool {
         let Some(mailbox) = self.lock(of, is_gone) else { return false };
         let (id, own) = (self.own_id(slot), self.own(slot));
@@ -292,7 +302,8 @@ impl Mailboxes {
         true
     }
 
-    /// Removes the messages of an exited rank from this rank's mailbox, and ends the receives for which `concerns` returns true.
+    /// Removes the messages of rank `rank`, which has exited, from this rank's mailbox. Also ends those receives of this rank for which
+    /// `concerns` returns true.
     pub fn forget(&self, rank: u32, concerns: impl Fn(&MessageSlot) -> bool, is_gone: IsGone<'_>) {
         let Some(mailbox) = self.lock(self.rank, is_gone) else { return };
         mailbox.unexpected().retain(|word| {
@@ -311,7 +322,7 @@ impl Mailboxes {
         });
     }
 
-    /// Closes the mailbox of this rank: ends its queued messages and receives, and refuses further messages.
+    /// Closes the mailbox of this rank: ends the queued messages and receives, and makes the mailbox refuse further messages.
     pub fn close(&self, is_gone: IsGone<'_>) {
         let Some(mailbox) = self.lock(self.rank, is_gone) else { return };
         mailbox.header().is_closed.store(1, Ordering::Relaxed);
@@ -325,13 +336,13 @@ impl Mailboxes {
         });
     }
 
-    /// True if the mailbox of a rank accepts no more messages.
+    /// True if the mailbox of rank `rank` accepts no more messages.
     pub fn is_closed(&self, rank: u32) -> bool {
         self.header(rank).is_closed.load(Ordering::Acquire) != 0
     }
 
-    /// Locks the mailbox of a rank. Locks are held only briefly, and the lock of a rank that was killed is taken over. Returns `None` if
-    /// the mailbox stays locked for [`PATIENCE`], because the rank that holds the lock is stopped or the memory is damaged.
+    /// Locks the mailbox of rank `rank`. Ranks hold such a lock only briefly. If the holder was killed, this rank takes over the lock.
+    /// Returns `None` if the mailbox stays locked for [`PATIENCE`], because the holder is stopped or the memory is damaged.
     fn lock(&self, rank: u32, is_gone: IsGone<'_>) -> Option<Locked<'_>> {
         let (word, mine) = (&self.header(rank).lock, self.rank + 1);
         let (mut round, mut until) = (0u32, None);
@@ -358,8 +369,8 @@ impl Mailboxes {
     }
 }
 
-/// Waits before the next attempt to lock a mailbox: spins at first, then yields the CPU and sleeps. `round` is the number of failed
-/// attempts.
+/// Waits before the next attempt to lock a mailbox: spins after the first failed attempts, and later yields the CPU or sleeps. `round` is
+/// the number of failed attempts.
 fn pause(round: u32) {
     #[cfg(shuttle)]
     crate::sync::thread::yield_now();
@@ -399,7 +410,7 @@ impl Locked<'_> {
         self.header().next_order.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Returns the first queued message that matches the pattern: its index in the list, and its slot.
+    /// Returns the first queued message that matches the pattern, as its index in the list and its slot.
     fn find(&self, pattern: &Pattern) -> Option<(u64, SlotId)> {
         let list = self.unexpected();
         let mut at = 0;
@@ -413,7 +424,8 @@ impl Locked<'_> {
         None
     }
 
-    /// Commits a match by its first store. If this rank is killed afterwards, [`repair`](Locked::repair) completes the match.
+    /// Commits a match of a send and a receive. The first store commits it; if this rank is killed afterwards, [`repair`](Locked::repair)
+    /// completes the match. `mover` is the rank that copies the data.
     fn commit(&self, receive: &MessageSlot, send_id: SlotId, send: &MessageSlot, receive_id: SlotId, mover: u32) {
         mortal();
         receive.join(send_id, mover);
@@ -465,8 +477,8 @@ impl List<'_> {
         self.bound(1).min(self.entries.len() as u64)
     }
 
-    /// True if a rank has reached its limit of unreceived messages in this list. The list is searched only if the limit is below the number
-    /// of concurrent sends of a rank.
+    /// True if rank `rank` has reached its limit of unreceived messages in this list. The list is searched only if the limit is below the
+    /// number of concurrent sends of a rank.
     fn has_all_of(&self, rank: u32, Capacity { operations, messages, .. }: Capacity) -> bool {
         let is_of_rank = |at: &u64| SlotId::decode(self.entry(*at).slot.load(Ordering::Relaxed)).is_some_and(|id| id.rank == rank);
         messages < operations && self.length() >= u64::from(messages) && (0..self.length()).filter(is_of_rank).count() >= messages as usize
@@ -496,8 +508,8 @@ impl List<'_> {
         entry.tag.store(tag, Ordering::Relaxed);
     }
 
-    /// Removes the entry at an index and moves all earlier entries by one position. Usually it is the first entry. Otherwise the preceding
-    /// search has already visited the earlier entries.
+    /// Removes the entry at index `at` and moves all earlier entries by one position. Usually the first entry is removed. Otherwise the
+    /// preceding search has already visited the earlier entries, so the cost is similar.
     fn remove(&self, at: u64) {
         for place in (1..=at).rev() {
             let earlier = self.entry(place - 1);
@@ -527,7 +539,8 @@ impl List<'_> {
         self.bounds[1].store(kept, Ordering::Relaxed);
     }
 
-    /// Replaces the contents of the list by `entries`, which are tuples of sequence number, slot and tag.
+    /// Replaces the contents of the list by `entries`. Each is a tuple of sequence number, slot and tag; the list is sorted by sequence
+    /// number.
     fn fill(&self, mut entries: Vec<(u64, u64, u64)>) {
         entries.sort_unstable();
         self.bounds.iter().for_each(|bound| bound.store(0, Ordering::Relaxed));
@@ -535,14 +548,16 @@ impl List<'_> {
     }
 }
 
-/// Copies `bytes` bytes of host memory on the calling thread. The caller guarantees that both ranges are valid and do not overlap.
+/// Copies `bytes` bytes of host memory from address `from` to address `to` on the calling thread. The caller guarantees that both ranges
+/// are valid and do not overlap.
 pub fn copy_host(from: u64, to: u64, bytes: u64) {
     let (from, to) = (with_exposed_provenance::<u8>(from as usize), std::ptr::with_exposed_provenance_mut::<u8>(to as usize));
     // SAFETY: the caller guarantees valid ranges. A message's buffer and the library's own memory do not overlap.
     unsafe { to.copy_from_nonoverlapping(from, bytes as usize) }
 }
 
-/// Sets the flag of a slot at address `flag` to 1. The caller guarantees that the address is valid.
+/// Sets the flag at address `flag`, which belongs to a slot (record of one send or receive), to 1. The caller guarantees that the address
+/// is valid.
 pub fn raise_host(flag: u64) {
     // SAFETY: the address is a flag of a mailbox, which stays mapped until the flag is set.
     unsafe { super::signal::store(flag, 1) }

@@ -1,5 +1,5 @@
-//! Encodes the packets between importer and exporter. All have the same size. A packet is a request or an answer and carries at most one
-//! file descriptor.
+//! Encodes the packets that importer and exporter exchange over a socket. All packets have the same size. A packet is a request, an answer
+//! or a notification, and carries at most one file descriptor.
 
 use super::AllocationKey;
 use super::fork::Socket;
@@ -27,47 +27,47 @@ pub(super) enum Subject {
     Gone,
     /// Answer of the exporter that the allocation cannot be mapped. The text gives the reason.
     Refused,
-    /// Notification by the importer that it stops using the allocation. It has no answer.
+    /// Notification by the importer that it stops using the allocation. The exporter does not answer it.
     Leave,
 }
 
 const SUBJECTS: [Subject; 5] = [Subject::Import, Subject::Granted, Subject::Gone, Subject::Refused, Subject::Leave];
 
-/// Packet between importer and exporter.
+/// Packet that importer and exporter exchange over a socket.
 #[derive(Debug)]
 pub(super) struct Packet {
     pub subject: Subject,
-    /// Number of the importer's request, in the request and in the exporter's answer; 0 in other packets.
+    /// Number of the importer's request, contained in the request and in the exporter's answer. 0 in other packets.
     pub number: u32,
     pub key: AllocationKey,
     /// Slot of the allocation on the importer's board (shared table of freed and unmapped allocations). Used in [`Subject::Import`]
     /// packets.
     pub slot: u32,
-    /// Secret of the handle in [`Subject::Import`] and [`Subject::Leave`] packets. In [`Subject::Granted`] packets it is the proof of the
-    /// exporter's identity.
+    /// Secret of the handle in [`Subject::Import`] and [`Subject::Leave`] packets. In [`Subject::Granted`] packets, the proof of the
+    /// exporter's identity instead.
     pub secret: Secret,
-    /// File of the importer's board (shared table of freed and unmapped allocations). Used in [`Subject::Import`] packets.
+    /// Memory file of the importer's board (shared table of freed and unmapped allocations). Used in [`Subject::Import`] packets.
     pub board: Option<OwnedFd>,
     /// Information needed to map the allocation. Used in [`Subject::Granted`] packets.
     pub shared: Option<Shared>,
-    /// Reason why a request is refused. Used in [`Subject::Refused`] packets.
+    /// Reason why the exporter refuses a request. Used in [`Subject::Refused`] packets.
     pub text: String,
-    /// State of the importer that leaves. Used in [`Subject::Leave`] packets.
+    /// State of the importer when it stops using the allocation. Used in [`Subject::Leave`] packets.
     pub departure: Departure,
 }
 
-/// State of an importer at the time when it leaves a node plan (a plan that several ranks of a node execute together).
+/// State of an importer at the time when it stops executing a node plan (a plan that several ranks of a node execute together).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Departure {
     /// Number of steps (executions) of the node plan in which the importer has participated.
     pub steps: u64,
-    /// True if the importer leaves because of a failure.
+    /// True if the importer stops because of a failure.
     pub has_failed: bool,
-    /// Number of another node plan that the importer enqueued in a different order than this process; 0 if there is none.
+    /// Number of another node plan whose steps the importer has enqueued in a different order than this process. 0 if there is none.
     pub order: u64,
     /// True if the importer's process or context has ended without a notification.
     pub has_ended: bool,
-    /// First failure, if the importer leaves because another rank has failed.
+    /// First failure of a rank, if the importer stops because another rank has failed. Otherwise `None`.
     pub cause: Option<Cause>,
     /// True if only kernels of the importer have stopped, while its streams still execute all enqueued steps.
     pub streams_go_on: bool,
@@ -78,7 +78,7 @@ impl Departure {
     pub const ENDED: Departure = Departure { steps: 0, has_failed: true, order: 0, has_ended: true, cause: None, streams_go_on: false };
 }
 
-/// Magic number at the start of each packet. Its last character is the version.
+/// Magic number at the start of each packet. Its last character is the version of the protocol.
 const MAGIC: [u8; 8] = *b"mpgpu-s3";
 const TEXT: usize = 320;
 const BYTES: usize = 128 + TEXT;
@@ -229,12 +229,13 @@ impl Packet {
     }
 }
 
-/// Returns the error for a descriptor that was sent but that the system withheld.
+/// Returns the error for a packet whose file descriptor the operating system has withheld from this process.
 fn withheld(socket: &Socket) -> Errno {
     rustix::io::fcntl_dupfd_cloexec(socket, 0).err().unwrap_or(Errno::ACCESS)
 }
 
-/// Decodes the action of the rank whose failure was the first in a chain of failures.
+/// Decodes the reason why the first rank in a chain of failures has stopped. `code` is the kind of reason, and `number` is a number of
+/// steps or of a plan. Returns `None` for an unknown code.
 fn cause(code: u32, number: u64) -> Option<Leave> {
     match code {
         1 => Some(Leave::Ended),
@@ -245,8 +246,8 @@ fn cause(code: u32, number: u64) -> Option<Leave> {
     }
 }
 
-/// Repeats `attempt`, which must not block, each time the socket becomes ready, until it succeeds or the time `until` has passed. Signals
-/// that interrupt the wait do not extend the time.
+/// Repeats `attempt`, which must not block, each time the socket becomes ready. Stops when `attempt` succeeds or the time `until` has
+/// passed. Signals that interrupt the wait do not extend the time.
 pub fn patiently<T>(socket: &Socket, ready: PollFlags, until: Option<Instant>, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
         match (attempt(), until) {

@@ -1,4 +1,4 @@
-//! Implements the importer's side: a connection to one exporter.
+//! Implements the importer: a connection to one exporter, through which this process maps memory of that process.
 
 use super::AllocationKey;
 use super::board::{Board, SLOTS};
@@ -17,38 +17,39 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Maximum time that an importer waits for an answer of the exporter. A running exporter answers in microseconds, or in milliseconds if
-/// many processes share each core. A process that is stopped or in a debugger takes longer.
+/// Maximum time for which an importer waits for an answer of the exporter. A running exporter answers in microseconds, or in milliseconds
+/// if many processes share each core. An exporter that is stopped, for example in a debugger, does not answer in time.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Minimum time between two polls of the socket. A poll takes half a microsecond or more, and steps that use imported memory follow each
-/// other every few microseconds. This process therefore notices the exit of an exporter with a delay of at most this time.
+/// other every few microseconds. With this interval, this process notices the exit of an exporter up to 100 us late.
 const LOOKS_APART: Duration = Duration::from_micros(100);
 
-/// Connection to an exporter: a process whose memory this process maps.
+/// Connection to an exporter, which is a process whose memory this process maps.
 #[derive(Debug)]
 pub struct Peer {
     socket: Socket,
     origin: ProcessIdentity,
     board: Board,
-    /// Memory file of the board (shared table of freed and unmapped allocations), sent with each request.
+    /// Memory file of the board (shared table of freed and unmapped allocations). It is sent with each request.
     board_file: OwnedFd,
     slots: Mutex<Slots>,
-    /// Number of the last request. The thread that reads from the socket holds the lock.
+    /// Number of the last request. A thread holds this lock while it reads from the socket.
     reading: Mutex<u32>,
     ended: AtomicBool,
-    /// Time of the last poll of the socket in nanoseconds; 0 if it was never polled.
+    /// Time of the last poll of the socket, in nanoseconds as returned by [`nanoseconds`]. 0 if the socket was never polled.
     looked: AtomicU64,
 }
 
-/// Slot that an import occupies on the board (shared table of freed and unmapped allocations).
+/// Slot for one imported allocation on the board (shared table of freed and unmapped allocations).
 #[derive(Copy, Clone, Debug)]
 pub struct BoardSlot {
     slot: u32,
     request: u32,
 }
 
-/// Unused slots of the board: those that were returned, and all slots from number `next` on.
+/// Unused slots of the board (shared table of freed and unmapped allocations). These are the slots that were returned, and all slots from
+/// number `next` on.
 #[derive(Debug, Default)]
 struct Slots {
     given_back: Vec<u32>,
@@ -60,14 +61,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Peer {
-    /// Connects to the process with identity `origin`, which a handle names. Fails at the time `until`.
+    /// Connects to the process with identity `origin`, as found in a handle. Returns an error if this has not succeeded at the time
+    /// `until`.
     pub fn connect(origin: &ProcessIdentity, until: Instant) -> Result<Peer, IpcError> {
         let name = SocketAddrUnix::new_abstract_name(origin.socket().as_bytes()).map_err(IpcError::system("an abstract socket's name"))?;
         let (board, board_file) = Board::new().map_err(IpcError::system("a memory file"))?;
         let socket = Socket::make(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None))
             .map_err(IpcError::system("socket"))?;
         loop {
-            // An interrupted call does not report how long it has waited.
+            // The remaining time is computed again, because an interrupted call does not report how long it has waited.
             let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             set_socket_timeout(&socket, Timeout::Send, Some(left)).map_err(IpcError::system("a socket's time-out"))?;
             match rustix::net::connect(&socket, &name) {
@@ -81,8 +83,8 @@ impl Peer {
                 Err(error) => return Err(IpcError::system("connect")(error)),
             }
         }
-        // Any process can read the socket's name, and can use it once it is free. Such a process must not be able to provide memory to this
-        // process.
+        // Any process can read the socket's name, and can use the name once it is free. Such a process must not be able to provide memory
+        // to this process.
         let peer = Credentials::of_peer(&socket).map_err(IpcError::system("SO_PEERCRED"))?;
         if peer.user != origin.user {
             return Err(IpcError::NotSupported(format!("a process of user {} answers for {origin}: not trusted", peer.user)));
@@ -104,12 +106,13 @@ impl Peer {
         &self.origin
     }
 
-    /// Requests an allocation from the exporter. Returns the information needed to map it, and its slot on the board.
+    /// Requests permission from the exporter to map an allocation. Returns the information needed to map it, and the allocation's slot on
+    /// the board (shared table of freed and unmapped allocations).
     pub fn import(&self, key: AllocationKey, secret: Secret, until: Instant) -> Result<(Shared, BoardSlot), IpcError> {
         let mut last = lock(&self.reading);
         *last = last.wrapping_add(1).max(1);
         let slot = BoardSlot { slot: self.take_slot()?, request: *last };
-        // If the exporter permits the import later, it sees on the board that the memory is not mapped.
+        // If the exporter grants the request later, it sees on the board that the memory is not mapped.
         self.ask(key, secret, slot, until).map(|shared| (shared, slot)).inspect_err(|_| self.close(slot))
     }
 
@@ -120,7 +123,7 @@ impl Peer {
         match request.send(&self.socket, Some(until)) {
             Ok(()) => {}
             Err(Errno::AGAIN) => return Err(silent(&self.origin)),
-            // The exporter may have sent a reason before it closed the connection, so the answer is still read.
+            // The exporter may have sent a reason before it closed the connection, so this thread still reads the answer.
             Err(_) => self.ended.store(true, Ordering::Release),
         }
         loop {
@@ -135,11 +138,11 @@ impl Peer {
                     return Ok(shared);
                 }
                 Ok(Some(Packet { subject: Subject::Gone, number: n, .. })) if n == slot.request => return Err(self.freed()),
-                // Number 0 means that the exporter refuses every request of this process.
+                // The number 0 means that the exporter refuses every request of this process.
                 Ok(Some(Packet { subject: Subject::Refused, number: n, text, .. })) if n == slot.request || n == 0 => {
                     return Err(IpcError::NotSupported(text));
                 }
-                // Late answer to an earlier request, dropped with its descriptor.
+                // This is a late answer to an earlier request. It is dropped together with its descriptor.
                 Ok(Some(_)) => {}
                 Ok(None) | Err(Errno::CONNRESET | Errno::PIPE) => {
                     self.ended.store(true, Ordering::Release);
@@ -170,7 +173,8 @@ impl Peer {
         Ok(slots.next - 1)
     }
 
-    /// Records on the board that this process no longer maps the memory. The exporter reads the board when it needs this information.
+    /// Records on the board (shared table) that this process no longer maps the memory. The exporter reads the board when it needs this
+    /// information.
     pub fn close(&self, slot: BoardSlot) {
         self.board.close(slot.slot, slot.request);
         lock(&self.slots).given_back.push(slot.slot);
@@ -184,7 +188,7 @@ impl Peer {
         }
     }
 
-    /// Returns an error if the memory was freed or its process has exited. Does not block. It may miss an exit that occurred within the
+    /// Returns an error if the exporter has freed the memory or has exited. Does not block. It may miss an exit that occurred within the
     /// last 100 us.
     pub fn check(&self, slot: BoardSlot) -> Result<(), IpcError> {
         if self.board.is_withdrawn(slot.slot, slot.request) {
@@ -193,7 +197,7 @@ impl Peer {
         let (now, looked) = (nanoseconds(), self.looked.load(Ordering::Relaxed));
         if looked == 0 || now.saturating_sub(looked) >= LOOKS_APART.as_nanos() as u64 {
             self.looked.store(now, Ordering::Relaxed);
-            // If another thread is reading, that thread records what arrives.
+            // If another thread is reading from the socket, that thread records what arrives.
             match self.reading.try_lock() {
                 Ok(_reading) => self.read_what_came(),
                 Err(TryLockError::Poisoned(_reading)) => self.read_what_came(),
@@ -206,7 +210,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Reads pending packets while no answer is expected. Only a late answer or the end of the connection can arrive.
+    /// Reads pending packets while this process expects no answer. Only late answers and the end of the connection can arrive then.
     fn read_what_came(&self) {
         while !self.ended.load(Ordering::Acquire) {
             match Packet::receive(&self.socket, None) {

@@ -1,7 +1,7 @@
-//! Publishes the positions that the steps (executions) of a node plan have in the streams of a rank. A node plan is a plan that several
-//! ranks of a node execute together.
+//! Publishes the positions that the steps of a node plan have in the streams of a rank. A node plan is a plan that several ranks of a node
+//! execute together, and a step is one execution of the plan.
 //!
-//! The positions are stored next to the flags for which this rank waits. Only this rank writes the positions; the ranks that set the flags
+//! The positions are stored next to the flags for which this rank waits. Only this rank writes the positions. The ranks that set the flags
 //! read them.
 
 use std::ptr::with_exposed_provenance;
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 /// Number of most recent steps whose positions are stored. Positions of older steps are overwritten.
 pub const PLACES: u64 = 256;
 
-/// Page with the positions, shared by the ranks. The word that is read at every step is not in the same cache line as the words that are
-/// written at every step.
+/// Page of shared memory that contains the positions of the steps of one plan. The word that is read in every step is in a different cache
+/// line than the words that are written in every step.
 #[repr(C, align(64))]
 struct PlacesPage {
     changed: AtomicU64,
@@ -21,27 +21,27 @@ struct PlacesPage {
     places: [AtomicU64; PLACES as usize],
 }
 
-/// Position of a step in a stream of a rank.
+/// Position of a step (execution of a plan) in a stream of a rank.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct StepPlace {
     /// Number of the stream, unique within the rank.
     pub stream: u16,
-    /// Number of steps of all plans that the rank enqueued before this step.
+    /// Number of steps, over all plans, that the rank has enqueued before this step.
     pub number: u64,
 }
 
-/// Positions of the most recent steps of one plan, stored at an address in shared memory.
+/// View of the positions of the most recent steps of one plan. The positions are stored in shared memory; the value is their address.
 #[derive(Debug)]
 pub struct StepPlaces(u64);
 
 impl StepPlaces {
-    /// Size of the stored positions in bytes.
+    /// Size in bytes of the memory that contains the positions.
     pub const BYTES: u64 = size_of::<PlacesPage>() as u64;
-    /// Required alignment of the address in bytes.
+    /// Required alignment in bytes of the memory that contains the positions.
     pub const ALIGN: u64 = align_of::<PlacesPage>() as u64;
 
     /// Creates a view of the positions stored at the address `base`. The memory must have been zeroed when it was allocated, and must stay
-    /// mapped while the result is used.
+    /// mapped while the view is used.
     pub fn at(base: u64) -> StepPlaces {
         StepPlaces(base)
     }
@@ -55,9 +55,9 @@ impl StepPlaces {
         &self.page().places[(step % PLACES) as usize]
     }
 
-    /// Publishes the position at which a step is about to be enqueued. `is_changed` is true if the order of the rank's plans differs from
-    /// that in the preceding steps. Later reads of this thread see values at least as recent as this write. If two ranks publish at the
-    /// same time, at least one of them therefore sees the position of the other.
+    /// Publishes the position at which step number `step` is about to be enqueued. `is_changed` is true if the order of the rank's plans
+    /// differs from that in the preceding steps. Later reads of this thread see values at least as recent as this write. If two ranks
+    /// publish at the same time, at least one of them therefore sees the position of the other.
     pub fn tell(&self, step: u64, place: StepPlace, is_changed: bool) {
         if is_changed {
             self.page().changed.store(step, Ordering::Release);
@@ -67,30 +67,30 @@ impl StepPlaces {
         fence(Ordering::SeqCst);
     }
 
-    /// Withdraws the published position of a step that is not enqueued.
+    /// Withdraws the published position of step number `step`, because the step is not enqueued.
     pub fn take_back(&self, step: u64) {
         self.word(step).store(0, Ordering::Release);
     }
 
-    /// Stops publishing, because the numbers of further steps are unknown.
+    /// Stops the publication of positions, because the numbers of further steps are unknown.
     pub fn end(&self) {
         self.page().changed.store(u64::MAX, Ordering::Release);
     }
 
-    /// Returns the last step that was enqueued in a different order than the preceding steps, or `None` if positions are no longer
-    /// published.
+    /// Returns the number of the last step that was enqueued in a different order than the preceding steps. Returns `None` if positions are
+    /// no longer published.
     pub fn changed(&self) -> Option<u64> {
         Some(self.page().changed.load(Ordering::Acquire)).filter(|step| *step != u64::MAX)
     }
 
-    /// Returns the position of a step, or `None` if it is not known.
+    /// Returns the position of step number `step`. Returns `None` if it is not published, or was overwritten by a later step.
     pub fn find(&self, step: u64) -> Option<StepPlace> {
         let is_there = || self.page().steps.load(Ordering::Acquire).checked_sub(step).is_some_and(|since| since < PLACES);
         if !is_there() {
             return None;
         }
         let word = self.word(step).load(Ordering::Acquire);
-        // Another step's position may have overwritten the word in the meantime.
+        // The position of a later step may have overwritten the word in the meantime.
         fence(Ordering::Acquire);
         let stream = (word >> 48).checked_sub(1)?;
         is_there().then_some(StepPlace { stream: stream as u16, number: word & ((1 << 48) - 1) })

@@ -26,7 +26,8 @@ pub struct ProcessIdentity {
 }
 
 impl ProcessIdentity {
-    /// Returns the identity of this process with the random number `token`. The first call fails if the process is out of file descriptors.
+    /// Returns the identity of this process, which includes the random number `token`. The first call fails if the process is out of file
+    /// descriptors.
     pub fn here(token: [u8; 16]) -> Result<ProcessIdentity, IpcError> {
         static NODE: OnceLock<([u8; 16], u32)> = OnceLock::new();
         let (boot, network) = match NODE.get() {
@@ -70,7 +71,7 @@ impl ProcessIdentity {
         Ok(())
     }
 
-    /// Returns the name of the abstract socket at which the process accepts connections, without the leading NUL.
+    /// Returns the name of the abstract socket at which the process with this identity accepts connections, without the leading NUL.
     pub(super) fn socket(&self) -> String {
         let mut name = String::from("mpgpu-");
         for byte in &self.token[..8] {
@@ -79,8 +80,8 @@ impl ProcessIdentity {
         name
     }
 
-    /// Returns the proof of identity that an exporter sends with its permission to map memory. Only processes that hold a handle of the
-    /// exporter know it.
+    /// Returns the proof of identity that an exporter sends when it grants a request to map memory. Only processes that hold a handle of
+    /// the exporter know it.
     pub(super) fn proof(&self) -> Secret {
         let mut proof = [0; 16];
         proof[..8].copy_from_slice(&self.token[8..]);

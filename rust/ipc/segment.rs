@@ -1,9 +1,9 @@
 //! Allocates memory in memory files, which other processes can map, and maps the memory files of other processes.
 //!
-//! A memory file (`memfd_create`) has no name, so nothing remains when the last process that has it open or mapped exits. Each allocation
-//! has its own file: a process that receives the descriptor can access that allocation and nothing else. The file is sealed, so its size is
-//! fixed and no process can add seals. Descriptors are scarce on many systems and the program needs them too, so the library uses at most
-//! half of the process's limit. Memory allocated beyond that cannot be shared.
+//! A memory file (`memfd_create`) has no name, so nothing remains after the exit of the last process that has it open or mapped. Each
+//! allocation has its own file, so a process that receives the descriptor can access that allocation and nothing else. The file is sealed,
+//! so its size is fixed and no process can add seals. Descriptors are scarce on many systems, and the program needs some too. The library
+//! therefore uses at most half of the process's limit. Memory allocated beyond that cannot be shared.
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -26,7 +26,7 @@ const MOST_FILES: u64 = 16384;
 /// cannot be allocated when it is accessed, the system kills the process.
 const TMPFS: i64 = 0x0102_1994;
 
-/// Memory file that this process has open, counted in [`FILES`].
+/// Memory file that this process has open. The counter [`FILES`] includes it.
 #[derive(Debug)]
 struct MemoryFile {
     descriptor: OwnedFd,
@@ -34,27 +34,27 @@ struct MemoryFile {
 
 static FILES: AtomicU64 = AtomicU64::new(0);
 
-/// Pages mapped into this process. Dropping the object unmaps them.
+/// Pages that are mapped into this process. Dropping this value unmaps them.
 #[derive(Debug)]
 struct MappedPages {
     base: u64,
     bytes: u64,
 }
 
-/// Allocation of this process that other processes can map.
+/// Allocation of this process in a memory file, which other processes can map.
 #[derive(Debug)]
 pub struct SharedRegion {
     pages: MappedPages,
     file: MemoryFile,
 }
 
-/// Memory of another process that is mapped into this process.
+/// Memory file of another process, mapped into this process.
 #[derive(Debug)]
 pub struct Mapping {
     pages: MappedPages,
 }
 
-/// Allocation that is private to this process.
+/// Allocation of this process that other processes cannot map.
 #[derive(Debug)]
 pub struct Private {
     pages: MappedPages,
@@ -66,7 +66,7 @@ fn pages_of(bytes: u64) -> Result<u64> {
 }
 
 impl MappedPages {
-    /// Maps the first `bytes` bytes (whole pages) of `file`, or anonymous memory if there is no file.
+    /// Maps the first `bytes` bytes (whole pages) of `file`. If `file` is `None`, maps anonymous memory.
     fn map(file: Option<&OwnedFd>, bytes: u64) -> Result<MappedPages> {
         let length = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -90,13 +90,14 @@ impl Drop for MappedPages {
     }
 }
 
-/// Returns the maximum number of memory files that this process keeps open: half of its descriptor limit at the time of the first call.
+/// Returns the maximum number of memory files that this process keeps open. It is half of the descriptor limit at the time of the first
+/// call.
 fn most_files() -> u64 {
     static MOST: OnceLock<u64> = OnceLock::new();
     *MOST.get_or_init(|| getrlimit(Resource::Nofile).current.map_or(MOST_FILES, |limit| (limit / 2).min(MOST_FILES)))
 }
 
-/// Returns a text that explains why memory has no memory file, with the remedy.
+/// Returns a text that explains why memory could not be allocated in a memory file, and what to do about it.
 pub fn why_none(reason: Errno) -> String {
     if reason == Errno::MFILE {
         return format!(
@@ -110,7 +111,7 @@ pub fn why_none(reason: Errno) -> String {
 
 /// Creates a memory file of `bytes` bytes (whole pages), whose size is sealed. Pages are allocated at the first access.
 pub(super) fn file(bytes: u64) -> Result<OwnedFd> {
-    // Beyond this limit the system would kill the process with SIGXFSZ instead of returning an error.
+    // Beyond this limit the system would kill the process by SIGXFSZ instead of returning an error.
     if getrlimit(Resource::Fsize).current.is_some_and(|limit| bytes > limit) {
         return Err(Errno::FBIG);
     }
@@ -139,19 +140,20 @@ impl Drop for MemoryFile {
 }
 
 impl SharedRegion {
-    /// Allocates `bytes` bytes of zeroed memory, aligned to a page. Returns [`Errno::MFILE`] if too few descriptors are left.
+    /// Allocates `bytes` bytes of zeroed memory, aligned to a page, in a new memory file. Returns [`Errno::MFILE`] if too few descriptors
+    /// are left.
     pub fn new(bytes: u64) -> Result<SharedRegion> {
         let bytes = pages_of(bytes)?;
         let file = MemoryFile::new(bytes)?;
         Ok(SharedRegion { pages: MappedPages::map(Some(&file.descriptor), bytes)?, file })
     }
 
-    /// Returns the address of the first byte.
+    /// Returns the address of the first byte of the allocation.
     pub fn base(&self) -> u64 {
         self.pages.base
     }
 
-    /// Returns the size in bytes: the requested size, rounded up to whole pages.
+    /// Returns the size in bytes of the allocation: the requested size, rounded up to whole pages.
     pub fn bytes(&self) -> u64 {
         self.pages.bytes
     }
@@ -186,7 +188,7 @@ impl Mapping {
         Ok(Mapping { pages: MappedPages::map(Some(file), bytes)? })
     }
 
-    /// Returns the address of the first byte.
+    /// Returns the address in this process of the first mapped byte.
     pub fn base(&self) -> u64 {
         self.pages.base
     }
@@ -198,7 +200,7 @@ impl Private {
         Ok(Private { pages: MappedPages::map(None, pages_of(bytes)?)? })
     }
 
-    /// Returns the address of the first byte.
+    /// Returns the address of the first byte of the allocation.
     pub fn base(&self) -> u64 {
         self.pages.base
     }

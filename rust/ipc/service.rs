@@ -1,4 +1,4 @@
-//! Implements the exporter's side: the exported allocations and the thread that answers importers.
+//! Implements the exporter: the table of exported allocations, and the thread that answers processes that import them.
 
 use super::AllocationKey;
 use super::board::Board;
@@ -19,16 +19,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 
-/// Maximum number of connections to importers. It is far above the number of ranks of a node, and limits the resources that other programs
-/// can consume.
+/// Maximum number of connections to importers. It is far above the number of ranks of a node. It limits the resources that unrelated
+/// programs can consume.
 const MOST_CONNECTIONS: usize = 1024;
 
-/// Interval at which backends check for further waits that can no longer complete.
+/// Interval at which backends look for further waits that can no longer complete because a peer is lost.
 const TEND_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
-/// Number of exports at which the first search for freed memory starts. `cudaFree` frees memory without notifying the library, so exports
-/// of such memory must be searched for and dropped. The next search starts at twice the number of remaining exports, so each export is
-/// checked about twice.
+/// Number of exports at which the service first searches for exported memory that was freed. `cudaFree` frees memory without notifying the
+/// library, so exports of such memory must be found and dropped. The next search starts at twice the number of remaining exports, so each
+/// export is checked about twice.
 const FIRST_SWEEP: usize = 4096;
 
 /// Exported allocation, which other processes may map.
@@ -36,25 +36,27 @@ const FIRST_SWEEP: usize = 4096;
 pub struct Export {
     /// Backend that owns the allocation and maps it.
     pub backend: Arc<dyn Backend>,
-    /// Allocation itself. Its id is unique, so freed memory is not mistaken for a later allocation at the same address.
+    /// Allocation that is exported. Its id is unique, so freed memory is not mistaken for a later allocation at the same address.
     pub allocation: Allocation,
 }
 
-/// Party: another process or context that imports an allocation with its own secret. The exporter identifies it by this secret.
+/// Importer of an allocation that has its own secret, by which the exporter identifies it. The importer is another process or another
+/// context.
 #[derive(Clone)]
 pub struct Party {
-    /// Number of this importer among the parties that set counters of the allocation ([`Backend::name_signallers`]).
+    /// Number that identifies this importer among those that set counters of the allocation ([`Backend::name_signallers`]).
     pub number: u32,
-    /// Function that is called when the importer leaves or exits. It decides whether waits for counters that this importer sets can no
-    /// longer complete.
+    /// Function that is called when the importer exits or stops using the allocation. It decides whether waits for counters that this
+    /// importer sets can no longer complete.
     pub on_leave: OnLeave,
 }
 
-/// Function that is called when a party leaves ([`Party::on_leave`]), with its state and its process id. It runs on the thread that answers
-/// importers.
+/// Function that is called when an importer exits or stops using an allocation ([`Party::on_leave`]). The arguments are the importer's
+/// state and its process id. It runs on the thread that answers importers. Returns a description of the loss if waits for the importer can
+/// no longer complete.
 pub type OnLeave = Arc<dyn Fn(Departure, i32) -> Option<LeftPlan> + Send + Sync>;
 
-/// Service that exports memory of this process. All contexts share one service, which exists from the first export until the last exporting
+/// Service that exports memory of this process. All contexts share one service. It exists from the first export until the last exporting
 /// context is destroyed.
 pub struct Service {
     state: Arc<ServiceState>,
@@ -66,34 +68,36 @@ struct ServiceState {
     /// Generation of the process that created the service ([`fork::generation`]).
     generation: u32,
     listener: Socket,
-    /// Event descriptor by which other threads wake the thread that answers importers.
+    /// Event descriptor that other threads use to wake the thread that answers importers.
     wake: Socket,
     closing: AtomicBool,
     exports: Mutex<Exports>,
     /// Connections to importers. Only the thread that answers importers removes them.
     connections: Mutex<Vec<Arc<Connection>>>,
-    /// Backends that have lost a peer and may still have to end waits for it. The references are weak and do not keep the backends alive.
+    /// Backends that have lost a peer and may still have to end waits for this peer. The references are weak and do not keep the backends
+    /// alive.
     tended: Mutex<Vec<Weak<dyn Backend>>>,
 }
 
 struct Exports {
     by_key: HashMap<AllocationKey, ExportRecord>,
-    /// Number of exports at which the next search for freed memory starts.
+    /// Number of exports at which the service next searches for exported memory that was freed.
     sweep_at: usize,
 }
 
 #[derive(Clone)]
 struct ExportRecord {
     export: Export,
-    /// Secrets that permit mapping the allocation. Each belongs to one importer, or to all processes that hold the handle (`None`).
+    /// Secrets that permit a process to map the allocation. Each secret belongs to one importer, or (`None`) to all processes that hold the
+    /// handle.
     granted: Vec<(Secret, Option<Party>)>,
-    /// Reference count of local users: each other context of this process that uses the allocation holds a clone.
+    /// Reference count of the other contexts of this process that use the allocation. Each of them holds a clone.
     held: Arc<()>,
 }
 
 impl ExportRecord {
-    /// Returns the party that the secret belongs to: `None` if the secret is unknown, `Some(None)` if it belongs to all processes that hold
-    /// the handle.
+    /// Returns the importer to which the secret belongs. Returns `None` if the secret is unknown, and `Some(None)` if it belongs to all
+    /// processes that hold the handle.
     fn holder(&self, secret: Secret) -> Option<&Option<Party>> {
         self.granted.iter().find(|(known, _)| *known == secret).map(|(_, party)| party)
     }
@@ -102,26 +106,26 @@ impl ExportRecord {
 /// Connection to one importer.
 struct Connection {
     socket: Socket,
-    /// Process id of the importer, used in messages; 0 if it is not visible.
+    /// Process id of the importer, used in messages. 0 if the process is in a PID namespace that is not visible here.
     process: i32,
-    /// Board (shared table of freed and unmapped allocations) of the importer. The importer's first successful request sets it.
+    /// Board of the importer (shared table of freed and unmapped allocations). The importer's first successful request sets it.
     board: OnceLock<Board>,
     imported: Mutex<ImportTable>,
 }
 
-/// Import of an allocation: the key of the allocation, and the number of the party (importer with its own secret), or `None` without one.
+/// Identification of an import: the key of the allocation, and the number of the importer if it has its own secret, or otherwise `None`.
 type Granted = (AllocationKey, Option<u32>);
 
 /// Table of the allocations that one importer may map and has not been seen to unmap.
 #[derive(Default)]
 struct ImportTable {
-    /// Slot on the importer's board and number of the request, for each import.
+    /// Position of each import: its slot on the importer's board (shared table), and the number of the request.
     by_key: HashMap<Granted, (u32, u32)>,
     by_slot: HashMap<u32, Granted>,
 }
 
 impl Connection {
-    /// True if the importer has recorded on its board that it no longer maps the memory of this slot.
+    /// True if the importer has recorded on its board (shared table) that it no longer maps the memory of this slot and request.
     fn has_closed(&self, (slot, request): (u32, u32)) -> bool {
         self.board.get().is_some_and(|board| board.is_closed(slot, request))
     }
@@ -133,7 +137,7 @@ impl Connection {
 }
 
 impl ImportTable {
-    /// Returns the imports of an allocation, each with its slot on the importer's board and the number of the request.
+    /// Returns the imports of an allocation, each with its slot on the importer's board (shared table) and the number of the request.
     fn of(&self, key: AllocationKey) -> impl Iterator<Item = (Granted, (u32, u32))> {
         self.by_key.iter().filter(move |((granted, _), _)| *granted == key).map(|(granted, place)| (*granted, *place))
     }
@@ -160,7 +164,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Service of each process. A child of `fork` inherits the memory of its parent's service, but not the thread.
+/// Service of each process. A child of `fork` inherits a copy of its parent's service, but not the thread of the service.
 static CURRENT: OfProcess<Mutex<Weak<Service>>> = OfProcess::new(|| Mutex::new(Weak::new()));
 
 impl Service {
@@ -175,7 +179,7 @@ impl Service {
         Ok(service)
     }
 
-    /// Returns the service of this process, or `None` if it does not run.
+    /// Returns the service of this process, or `None` if it is not running.
     pub fn current() -> Option<Arc<Service>> {
         lock(CURRENT.get()).upgrade().filter(|service| service.is_here())
     }
@@ -218,8 +222,8 @@ impl Service {
         &self.state.origin
     }
 
-    /// Exports an allocation and returns a secret. Any process that knows the secret may map the allocation, as `party`. A repeated export
-    /// for the same party returns the same secret.
+    /// Exports an allocation and returns a secret. Any process that knows the secret may map the allocation, and is then identified as
+    /// `party`. A repeated export for the same party returns the same secret.
     pub fn export(&self, key: AllocationKey, export: Export, party: Option<Party>) -> Result<Secret, IpcError> {
         let drawn = Secret::draw()?;
         let mut exports = lock(&self.state.exports);
@@ -231,7 +235,7 @@ impl Service {
             drawn
         });
         if exports.by_key.len() >= exports.sweep_at {
-            // A search is in progress: no other thread starts one until it is done.
+            // While this search is in progress, no other thread may start one.
             exports.sweep_at = usize::MAX;
             let all: Vec<(AllocationKey, Export)> = exports.by_key.iter().map(|(key, exported)| (*key, exported.export.clone())).collect();
             drop(exports);
@@ -242,13 +246,13 @@ impl Service {
         Ok(secret)
     }
 
-    /// Returns the export with this key and secret, or `None` if there is none or its memory no longer exists.
+    /// Returns the export with this key and secret. Returns `None` if there is no such export, or if its memory no longer exists.
     pub fn find(&self, key: AllocationKey, secret: Secret) -> Option<Export> {
         self.state.find(key, secret)
     }
 
-    /// Marks the allocation as used by another context of this process while the returned object exists. Returns `None` if the allocation
-    /// is not exported.
+    /// Marks the allocation as used by another context of this process, for as long as the returned value exists. Returns `None` if the
+    /// allocation is not exported.
     pub fn hold(&self, key: AllocationKey) -> Option<Arc<()>> {
         lock(&self.state.exports).by_key.get(&key).map(|exported| Arc::clone(&exported.held))
     }
@@ -259,11 +263,11 @@ impl Service {
         is_held || lock(&self.state.connections).iter().any(|connection| connection.has_mapped(key))
     }
 
-    /// Records that another context of this process stops using the allocation. [`Peer::leave`](super::Peer::leave) does this for another
-    /// process.
+    /// Records that another context of this process stops using the allocation. For another process, [`Peer::leave`](super::Peer::leave)
+    /// does this.
     pub fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure) {
         self.state.leave(key, secret, departure, self.state.origin.process as i32);
-        // Wakes the thread that answers importers. It then ends waits for this party.
+        // Wakes the thread that answers importers, so that it ends the waits for this importer.
         let _ = rustix::io::write(&self.state.wake, &1_u64.to_ne_bytes());
     }
 
@@ -273,13 +277,13 @@ impl Service {
         exported.is_some_and(|exported| self.state.check(key, exported).is_some())
     }
 
-    /// Ends an export. Importers that have mapped the allocation are notified through their boards, and no other process can map it any
-    /// more.
+    /// Ends the export of an allocation. Importers that have mapped the allocation are notified through their boards (shared tables). No
+    /// further process can map it.
     pub fn withdraw(&self, key: AllocationKey) {
         self.state.withdraw(key);
     }
 
-    /// Ends all exports of a backend, like [`Service::withdraw`].
+    /// Ends all exports of memory that `backend` owns, as [`Service::withdraw`] does for one.
     pub fn withdraw_all(&self, backend: &Arc<dyn Backend>) {
         let ours = |exported: &ExportRecord| std::ptr::addr_eq(Arc::as_ptr(&exported.export.backend), Arc::as_ptr(backend));
         let withdrawn: Vec<(AllocationKey, ExportRecord)> =
@@ -315,8 +319,8 @@ impl fmt::Debug for Service {
 }
 
 impl Export {
-    /// True if the memory still exists. Queries the driver, because the library is not notified when memory is freed that `mp_alloc` did
-    /// not allocate.
+    /// True if the exported memory still exists. Asks the driver, because the library is not notified when memory is freed that `mp_alloc`
+    /// did not allocate.
     fn lives(&self) -> bool {
         let found = self.backend.locate(self.allocation.base).ok().flatten();
         found.is_some_and(|found| found.id == self.allocation.id)
@@ -364,7 +368,8 @@ impl ServiceState {
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return,
             Err(error) => {
                 log::warn!("the connection of an importer failed: {error}; trying again");
-                // The process is most likely out of descriptors. The listener stays readable until one is closed.
+                // The process is probably out of descriptors. The listener stays readable until a descriptor is closed, so this thread
+                // would spin without the pause.
                 std::thread::sleep(std::time::Duration::from_millis(50));
                 return;
             }
@@ -387,7 +392,7 @@ impl ServiceState {
         connections.push(Arc::new(connection));
     }
 
-    /// Answers the pending requests of an importer. Returns false if the importer has exited or violates the protocol.
+    /// Answers the pending requests of an importer. Returns false if the importer has exited or has violated the protocol.
     fn listen_to(&self, connection: &Connection) -> bool {
         loop {
             let answer = match Packet::receive(&connection.socket, None) {
@@ -412,7 +417,7 @@ impl ServiceState {
         }
     }
 
-    /// Returns the answer to a request, or `None` if the importer violates the protocol.
+    /// Returns the answer to a request of an importer, or `None` if the importer has violated the protocol.
     fn answer(&self, connection: &Connection, request: Packet) -> Option<Packet> {
         let Packet { number, key, slot, secret, .. } = request;
         let gone = || Some(Packet::new(Subject::Gone, number, key));
@@ -424,7 +429,8 @@ impl ServiceState {
         }
         match export.backend.export(&export.allocation) {
             Ok(shared) => {
-                // A concurrent withdrawal either preceded this lock, or will find the import in the table.
+                // If another thread withdraws the export at the same time, it either has done so before this lock, or will find the import
+                // in the table.
                 let exports = lock(&self.exports);
                 let Some(party) = exports.by_key.get(&key).and_then(|exported| exported.holder(secret)) else { return gone() };
                 lock(&connection.imported).insert((key, party.as_ref().map(|party| party.number)), slot, number);
@@ -457,7 +463,7 @@ impl ServiceState {
         }
     }
 
-    /// Notifies every importer of this allocation, through its board, that the memory was freed.
+    /// Notifies every importer of this allocation, through its board (shared table), that the memory was freed.
     fn tell(&self, key: AllocationKey) {
         for connection in lock(&self.connections).iter() {
             let mut imported = lock(&connection.imported);
@@ -469,7 +475,7 @@ impl ServiceState {
         }
     }
 
-    /// Records that an importer stops using an allocation and ends the waits that can no longer complete.
+    /// Records that an importer stops using an allocation, and ends the waits that can no longer complete because of this.
     fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure, process: i32) {
         let exported = lock(&self.exports).by_key.get(&key).cloned();
         match exported.as_ref().and_then(|exported| Some((&exported.export, exported.holder(secret)?))) {
@@ -482,17 +488,19 @@ impl ServiceState {
         }
     }
 
-    /// Handles the loss of an importer, with or without its own secret: it has exited, or has stopped using the allocation.
+    /// Ends the waits for an importer that has exited or has stopped using the allocation, unless they can still complete. `party` is
+    /// `None` if the importer has no secret of its own.
     fn lose_party(&self, export: &Export, party: Option<&Party>, departure: Departure, process: i32) {
         let left = party.map(|party| (party.on_leave)(departure, process));
         if left != Some(None) {
-            // The flags for which streams wait have recorded signallers. Kernels are stopped by a counter that any process may set.
+            // Each flag for which streams wait has a recorded signaller. Kernels are stopped through a counter that any process may set.
             let number = party.filter(|_| !departure.streams_go_on).map(|party| party.number);
             self.fail_waits(export, number, LostPeer::of(process, left.flatten()));
         }
     }
 
-    /// Ends the waits for counters that an importer sets in an allocation, both current waits and those of later steps.
+    /// Ends the waits for counters that an importer sets in an allocation. This applies to current waits and to those of later steps.
+    /// `party` is the importer's number, or `None` if all importers are meant.
     fn fail_waits(&self, export: &Export, party: Option<u32>, peer: LostPeer) {
         log::debug!("{:#x}: {peer}", export.allocation.base);
         export.backend.fail_waits(&export.allocation, party, peer);
@@ -503,7 +511,8 @@ impl ServiceState {
         }
     }
 
-    /// Removes the connection of an importer that has exited. Backends whose memory it had mapped end the waits for counters that it sets.
+    /// Removes the connection of an importer that has exited. Ends the waits for counters that this importer sets in memory of this
+    /// process.
     fn lose(&self, connection: &Arc<Connection>) {
         lock(&self.connections).retain(|other| !Arc::ptr_eq(other, connection));
         let imported = std::mem::take(&mut lock(&connection.imported).by_key);

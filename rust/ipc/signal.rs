@@ -8,7 +8,7 @@ use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// True if a counter with value `now` has reached `value`. The comparison is cyclic like that of `cuStreamWaitValue64`, so a counter may
+/// True if a counter with value `now` has reached `value`. The comparison is cyclic like that of `cuStreamWaitValue64`, so the counter may
 /// overflow.
 pub fn reached(now: u64, value: u64) -> bool {
     now.wrapping_sub(value) <= i64::MAX as u64
@@ -24,16 +24,17 @@ pub unsafe fn load(address: u64) -> u64 {
     unsafe { &*with_exposed_provenance::<AtomicU64>(address as usize) }.load(Ordering::Acquire)
 }
 
-/// Sets a counter to `value` with release ordering, after everything that this thread has seen or written.
+/// Sets a counter to `value` with release ordering, so that everything this thread has written or seen before is visible to a reader.
 ///
 /// # Safety
+///
 /// The requirements of [`load`] hold, and the bytes are writable.
 pub unsafe fn store(address: u64, value: u64) {
     // SAFETY: the caller guarantees a valid and writable address, as in `load`.
     unsafe { &*with_exposed_provenance::<AtomicU64>(address as usize) }.store(value, Ordering::Release);
 }
 
-/// Pauses between two polls of a counter. It yields the CPU after the first unsuccessful polls, and later sleeps for up to 200 us, so that
+/// Pauses between two polls of a counter. Yields the CPU after the first unsuccessful polls, and later sleeps for up to 200 us, so that
 /// long waits leave the core to other threads. `round` is the number of unsuccessful polls.
 pub fn rest(round: u32) {
     match round {

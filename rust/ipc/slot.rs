@@ -1,7 +1,7 @@
-//! Defines the slots in shared memory, visible to all ranks of a node, through which ranks coordinate sends and receives. Each slot
-//! represents one send or receive of a rank.
+//! Defines the slots through which the ranks of a node coordinate sends and receives. Each slot is a record of one send or receive in
+//! shared memory, visible to all ranks.
 //!
-//! Streams set the flags of a slot, so the flags come first. A slot belongs to the rank in whose memory it lies, and only that rank
+//! Streams set the flags of a slot, so the flags are at its start. A slot belongs to the rank in whose memory it is, and only that rank
 //! prepares and reuses it. Other ranks match the slot under the lock of the mailbox in which it is published, and set its flags.
 
 use crate::sync::{AtomicU64, Ordering};
@@ -10,29 +10,29 @@ use std::sync::atomic::AtomicU64 as Plain;
 /// Maximum size in bytes of the metadata that is sent with a message.
 pub const METADATA_BYTES: usize = 256;
 
-/// Maximum size in bytes of a message in host memory that is stored in the slot of its send.
+/// Maximum size in bytes of a message in host memory whose data is stored in the slot of the send (its record in shared memory).
 pub const INLINE_BYTES: u64 = 1024;
 
 const TEXT_BYTES: usize = 192;
 
-/// Value of a flag that releases the streams which wait for it, although the awaited event has not happened. The rank responsible for the
-/// flag still sets it to 1 later.
+/// Value of a flag that was set to release the streams that wait for it, although the awaited event has not happened. The rank that is
+/// responsible for the flag still sets it to 1 later.
 const RELEASED: u64 = 2;
 
-/// Marker in the `partner` word of a slot whose buffer other ranks may fetch.
+/// Bit in the `partner` word of a slot that marks a published buffer, which other ranks may fetch.
 const DESCRIBED: u64 = 1 << 63;
 
-/// Identifier of a slot, and thereby of its operation, on all ranks of a node.
+/// Identifier of a slot (record of one send or receive in shared memory). It is valid on all ranks of a node.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct SlotId {
-    /// Rank in whose memory the slot lies.
+    /// Rank in whose memory the slot is.
     pub rank: u32,
-    /// Number of the slot among those of the rank.
+    /// Number of the slot among the slots of that rank.
     pub slot: u32,
 }
 
 impl SlotId {
-    /// Returns the id encoded as a nonzero word.
+    /// Returns the id as a nonzero number for storage in shared memory.
     pub(super) fn encode(self) -> u64 {
         (u64::from(self.rank) + 1) << 32 | u64::from(self.slot)
     }
@@ -51,27 +51,27 @@ pub enum SlotState {
     Free = 0,
     /// The operation is queued in a mailbox and not yet matched.
     Queued = 1,
-    /// The buffer of the operation is published, so that other ranks may fetch it.
+    /// The buffer of the operation is published, so that another rank may fetch it.
     Described = 2,
-    /// The operation is matched. The data are being moved or have been moved.
+    /// The operation is matched. The data is being copied or has been copied.
     Matched = 3,
     /// The operation has ended without a match.
     Ended = 4,
 }
 
-/// Reason why a send or receive has moved no data.
+/// Reason why a send or receive has moved no data. [`SlotStatus::Fine`] if it has not failed.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum SlotStatus {
-    /// There is no failure: the data have been moved or will be moved.
+    /// There is no failure: the data was moved or will be moved.
     Fine = 0,
-    /// The rank of the matching operation has exited or left.
+    /// The rank of the matching operation has exited or has closed its mailbox.
     PeerGone = 1,
     /// The message is longer than the buffer of the receive.
     Truncated = 2,
     /// The operation was cancelled.
     Cancelled = 3,
-    /// The data could not be moved. The text of the slot gives the reason.
+    /// The data could not be moved. The text in the slot gives the reason.
     Failed = 4,
 }
 
@@ -92,7 +92,7 @@ impl Pattern {
     }
 }
 
-/// Description of a send or receive, written to the slot by its rank before publication.
+/// Description of a send or receive. Its rank writes it to the slot before the slot is published.
 #[derive(Copy, Clone, Debug)]
 pub struct Preparation<'a> {
     /// Rank to which a send is addressed, or rank from which a receive accepts messages; `None` for any rank.
@@ -103,30 +103,30 @@ pub struct Preparation<'a> {
     pub mask: u64,
     /// Size in bytes of the message to send, or of the receive buffer.
     pub bytes: u64,
-    /// Location of the data, for the rank that moves them.
+    /// Location of the data. The rank that copies the data uses it.
     pub buffer: SlotBuffer,
     /// Metadata that is sent with the message.
     pub metadata: &'a [u8],
     /// True for a send, false for a receive.
     pub is_send: bool,
-    /// True if the data pass through memory of the library.
+    /// True if the data passes through memory of the library instead of being copied directly between the callers' buffers.
     pub is_buffered: bool,
 }
 
 /// Location of the data of a send or receive.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum SlotBuffer {
-    /// There are no data, or none that another rank moves.
+    /// There is no data, or no data that another rank copies.
     None,
-    /// The data are stored in the slot itself.
+    /// The data is stored in the slot itself.
     Inline,
-    /// The data are in memory of a device of the node. Any rank that holds the handle can map this memory.
+    /// The data is in memory of a device of the node. Any rank that holds the handle can map this memory.
     Memory {
         /// Handle of the allocation that contains the data.
         handle: [u8; super::handle::BYTES],
-        /// Offset of the first byte from the start of the allocation, bytes.
+        /// Offset in bytes of the first byte of the data from the start of the allocation.
         offset: u64,
-        /// Number of the device within the node.
+        /// Number of the device in the node-wide numbering.
         device: i32,
     },
 }
@@ -144,13 +144,13 @@ pub struct Envelope {
     pub metadata: Vec<u8>,
 }
 
-/// Marks a point at which a test may end the simulated rank while this rank holds locks.
+/// Marks a point at which a test may kill the simulated rank while it holds locks. Does nothing outside of tests.
 #[cfg(not(test))]
 pub(super) fn mortal() {}
 #[cfg(test)]
 pub(super) use super::mailbox::tests::mortal;
 
-/// Array of `N` shared 64-bit words that stores up to `8 * N` bytes.
+/// Array of `N` 64-bit words in shared memory, which stores up to `8 * N` bytes.
 #[derive(Debug)]
 #[repr(C)]
 struct SlotWords<const N: usize>([Plain; N]);
@@ -183,39 +183,40 @@ impl<const N: usize> Default for SlotWords<N> {
     }
 }
 
-/// Slot of one send or receive in shared memory. One rank writes the plain words before it publishes the slot or commits a match. Other
-/// ranks read these words only afterwards.
+/// Record of one send or receive in shared memory. One rank writes the words of type `Plain` before it publishes the slot or commits a
+/// match. Other ranks read these words only afterwards.
 ///
-/// CPU threads that wait poll the first cache line, so it holds no word that a match writes.
+/// The first cache line is polled by CPU threads that wait, so it contains no word that a match writes.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct MessageSlot {
-    /// Flag that is set when the stream of this slot's rank has reached the operation.
+    /// Flag that is set when the stream of the slot's rank has reached the operation.
     pub ready: Plain,
-    /// Flag that is set when the data have been moved, or when they will never be moved.
+    /// Flag that is set when the data was moved, or when it is certain that it will not be moved.
     pub moved: Plain,
-    /// Flag that is set when buffered data have left the send buffer of this slot's rank or have arrived in its receive buffer.
+    /// Flag that is set when buffered data has left the send buffer of the slot's rank, or has arrived in its receive buffer.
     pub finished: Plain,
-    /// Number of times that the slot has been used.
+    /// Number of times that the slot has been used for an operation.
     uses: AtomicU64,
     is_send: Plain,
     is_buffered: Plain,
     buffer: Plain,
-    /// Rank of the peer plus 1, or 0 for any rank.
+    /// Rank of the sender or receiver at the other end, plus 1. 0 for any rank.
     peer: Plain,
     tag: Plain,
     mask: Plain,
     bytes: Plain,
     state: AtomicU64,
-    /// Sequence number of the queued operation, by which the lists of a mailbox are rebuilt.
+    /// Sequence number of the queued operation, by which the lists of a mailbox can be rebuilt.
     pub(super) order: AtomicU64,
-    /// Slot of the matching operation, encoded; 0 if there is none. Writing this word in the slot of a receive commits the match.
+    /// Slot of the matching operation, encoded as a number. 0 if there is none. Writing this word in the slot of a receive commits the
+    /// match.
     partner: AtomicU64,
-    /// Rank that moves the data, plus 1; 0 if there is none yet.
+    /// Rank that copies the data, plus 1. 0 if no rank is assigned yet.
     mover: AtomicU64,
     status: AtomicU64,
-    /// Rank of the sender. This and the following words are the envelope of the message; a match copies it to the slot of the
-    /// receive.
+    /// Rank of the sender. This word, the next three words and `metadata` are the envelope of the message. A match copies it from the
+    /// slot of the send to the slot of the receive.
     source: Plain,
     message_tag: Plain,
     message_bytes: Plain,
@@ -233,11 +234,11 @@ fn is_raised(flag: &Plain) -> bool {
 }
 
 impl MessageSlot {
-    /// Offset of the message data that are stored in a slot, from the start of the slot, bytes.
+    /// Offset in bytes, from the start of a slot, of the message data that the slot contains.
     pub(super) const INLINE_OFFSET: u64 = std::mem::offset_of!(MessageSlot, inline) as u64;
 
-    /// Prepares the slot for a new operation. Only the slot's rank calls this function, and no other rank reads the slot until it is
-    /// published.
+    /// Prepares the slot for a new operation of rank `rank`. Only the slot's own rank calls this function. No other rank reads the slot
+    /// until it is published.
     pub fn prepare(&self, rank: u32, of: &Preparation<'_>) {
         for flag in [&self.ready, &self.moved, &self.finished] {
             flag.store(0, Ordering::Relaxed);
@@ -284,7 +285,7 @@ impl MessageSlot {
         }
     }
 
-    /// Records that the data of the operation pass through memory of the library.
+    /// Records that the data of the operation passes through memory of the library.
     pub fn pass_through(&self) {
         self.is_buffered.store(1, Ordering::Relaxed);
     }
@@ -300,7 +301,7 @@ impl MessageSlot {
         }
     }
 
-    /// Ends the operation without a match, with the given status. The operation must not be listed in a mailbox.
+    /// Ends the operation without a match, for the reason `status`. The operation must not be listed in a mailbox.
     pub fn end_as(&self, status: SlotStatus) {
         self.fail(status, "");
         mortal();
@@ -313,47 +314,48 @@ impl MessageSlot {
         self.state.store(state as u64, Ordering::Release);
     }
 
-    /// Publishes the buffer, so that other ranks may fetch it during this use of the slot.
+    /// Publishes the buffer of this slot's operation. Other ranks may fetch it until the slot is reused.
     pub fn describe(&self) {
         self.partner.store(DESCRIBED | self.uses(), Ordering::Relaxed);
         self.set_state(SlotState::Described);
     }
 
-    /// Claims the buffer of this slot for a fetch by the operation `by`. Returns true on success. It fails if another rank has claimed the
-    /// buffer first, or if the buffer was not published in use number `uses` of the slot.
+    /// Claims the published buffer of this slot for a fetch by the operation in slot `by`. Returns true on success. The claim fails if
+    /// another rank has claimed the buffer first. It also fails if the slot was reused since the buffer was published, which is so if
+    /// `uses` is not its current use count.
     pub fn take_described(&self, uses: u64, by: SlotId) -> bool {
         let taken = self.partner.compare_exchange(DESCRIBED | uses, by.encode(), Ordering::AcqRel, Ordering::Acquire);
         taken.is_ok()
     }
 
-    /// Returns the slot of the matching operation, or `None` if there is no match.
+    /// Returns the id of the slot of the matching operation, or `None` if there is no match.
     pub fn partner(&self) -> Option<SlotId> {
         SlotId::decode(self.partner.load(Ordering::Acquire))
     }
 
-    /// Records in this slot that its operation is matched and that rank `mover` moves the data.
+    /// Records that the operation in this slot is matched, and that rank `mover` copies the data.
     pub fn match_taken(&self, mover: u32) {
         self.mover.store(u64::from(mover) + 1, Ordering::Relaxed);
         self.set_state(SlotState::Matched);
     }
 
-    /// Records the matching operation in this slot, and that rank `mover` moves the data.
+    /// Records in this slot the id of the matching operation's slot, and that rank `mover` copies the data.
     pub fn join(&self, partner: SlotId, mover: u32) {
         self.mover.store(u64::from(mover) + 1, Ordering::Relaxed);
         self.partner.store(partner.encode(), Ordering::Release);
     }
 
-    /// Assigns the task of moving the data to rank `mover`.
+    /// Records that rank `mover` copies the data.
     pub fn give_to(&self, mover: u32) {
         self.mover.store(u64::from(mover) + 1, Ordering::Release);
     }
 
-    /// Returns the rank that moves the data, or `None` if the operation is not matched.
+    /// Returns the rank that copies the data, or `None` if no rank is assigned yet.
     pub fn mover(&self) -> Option<u32> {
         (self.mover.load(Ordering::Relaxed) as u32).checked_sub(1)
     }
 
-    /// Returns the number of times that the slot has been used. A buffer published in an earlier use is no longer available.
+    /// Returns the number of times that the slot has been used. A buffer that was published in an earlier use is no longer available.
     pub fn uses(&self) -> u64 {
         self.uses.load(Ordering::Relaxed)
     }
@@ -363,7 +365,7 @@ impl MessageSlot {
         self.is_send.load(Ordering::Relaxed) != 0
     }
 
-    /// True if the data pass through memory of the library.
+    /// True if the data passes through memory of the library instead of being copied directly.
     pub fn is_buffered(&self) -> bool {
         self.is_buffered.load(Ordering::Relaxed) != 0
     }
@@ -396,7 +398,7 @@ impl MessageSlot {
         }
     }
 
-    /// Copies the envelope (sender, tag, size and metadata) of the matched send to this receive.
+    /// Copies the envelope (sender, tag, size and metadata) from the slot of the matched send to the slot of this receive.
     pub fn meet(&self, send: &MessageSlot) {
         for (to, from) in [
             (&self.source, &send.source),
@@ -435,27 +437,29 @@ impl MessageSlot {
         is_raised(&self.ready)
     }
 
-    /// True if no stream needs to wait for this slot's rank any more: its stream has reached the operation, or the wait was released.
+    /// True if no stream needs to wait for the slot's rank any more. The stream of that rank has reached the operation, or the wait was
+    /// released.
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Acquire) != 0
     }
 
-    /// Releases the streams that wait for the stream of this slot's rank, which may never reach the operation.
+    /// Releases the streams that wait until the stream of the slot's rank reaches the operation. That stream may never reach it.
     pub fn let_go(&self) {
         let _ = self.ready.compare_exchange(0, RELEASED, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// True if the data have been moved, or will never be moved.
+    /// True if the data was moved, or if it is certain that it will not be moved.
     pub fn has_moved(&self) -> bool {
         is_raised(&self.moved)
     }
 
-    /// True if the data have arrived in the receive buffer of this slot's rank, or have left its send buffer.
+    /// True if buffered data has arrived in the receive buffer of the slot's rank, or has left its send buffer.
     pub fn has_finished(&self) -> bool {
         is_raised(&self.finished)
     }
 
-    /// Releases the streams that wait for `flag` and records the failure `text`, because the data will arrive too late.
+    /// Releases the streams that wait for `flag` although the data has not arrived, and records the failure `text`. Does nothing if the
+    /// flag is already set.
     pub fn release(&self, flag: &Plain, text: &str) {
         if flag.load(Ordering::Acquire) == 0 {
             self.fail(SlotStatus::Failed, text);
@@ -463,7 +467,7 @@ impl MessageSlot {
         }
     }
 
-    /// Returns the reason why no data have been moved, or [`SlotStatus::Fine`] if there is no failure.
+    /// Returns the reason why no data was moved, or [`SlotStatus::Fine`] if there is no failure.
     pub fn status(&self) -> SlotStatus {
         match self.status.load(Ordering::Acquire) {
             0 => SlotStatus::Fine,
@@ -474,7 +478,7 @@ impl MessageSlot {
         }
     }
 
-    /// Records the reason why no data are moved. If a reason is already recorded, it is kept.
+    /// Records the reason why no data is moved. A reason that was recorded before is kept.
     pub fn fail(&self, status: SlotStatus, text: &str) {
         if self.status() == SlotStatus::Fine {
             let end = (0..=text.len().min(TEXT_BYTES)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
@@ -493,7 +497,7 @@ impl MessageSlot {
         String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned()
     }
 
-    /// Notifies the waiting ranks that no data will be moved.
+    /// Sets the flag that tells waiting ranks that the operation has ended, although no data was moved.
     pub fn end(&self) {
         self.moved.store(1, Ordering::Release);
     }
