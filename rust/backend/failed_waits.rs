@@ -1,17 +1,17 @@
 //! Records failed waits: a stream waited for a counter and continued without the awaited data, because the process that should have set the
 //! counter has exited or left.
 //!
-//! A [`Line`] is a group of counters of one allocation that one party sets. Work behind a failed wait has used stale data, and so has work
-//! of other streams that is ordered after the waiting stream. A thread that waits for a stream therefore receives
-//! [`BackendError::PeerGone`], once for each stream and counter group, if the stream has failed to wait for a counter of this group. The
-//! thread also receives it if the stream is ordered, by events of this backend, after another stream that has failed to wait. Other streams
+//! A [`Line`] is a group of counters of one allocation that one party (process or context) sets. Work behind a failed wait has used stale
+//! data, and so has work of other streams that is ordered after the waiting stream. A thread that waits for a stream therefore receives
+//! [`BackendError::PeerGone`], once for each stream and counter group, if a wait of the stream for a counter of this group has failed. The
+//! thread also receives it if the stream is ordered, by events of this backend, after another stream with such a failed wait. Other streams
 //! are not affected. The backend does not know the order that callers establish by the driver's own events. It also does not know the
 //! streams in which graphs and the caller's kernels wait, so their failures are reported on every stream.
 //!
 //! An execution or an event reports the failures of the counter groups that its stream was ordered after when the work was enqueued, except
 //! those that the stream had already reported by then.
 //!
-//! While no stream waits for a peer, the cost is a single load.
+//! While no stream waits for a peer, the cost is a single atomic load.
 
 use super::signallers::{Line, LostPeer};
 use super::{BackendError, Signal};
@@ -64,7 +64,7 @@ type Lines = SmallVec<[Line; 2]>;
 #[derive(Debug, Default)]
 struct WaitsState {
     /// Counter groups that each stream is ordered after, by its own waits or through other streams. The key is the number of the stream.
-    /// Each group is stored with the value of `now` at its last record.
+    /// Each group is stored with the value of `now` when it was last recorded.
     behind: HashMap<u64, SmallVec<[(Line, u64); 2]>>,
     /// Number of records so far. It serves as a clock.
     now: u64,
@@ -78,7 +78,8 @@ struct WaitsState {
     told: HashSet<(u64, Line)>,
 }
 
-/// Counter groups that enqueued work is ordered after, that is, those of its stream at the time of enqueueing.
+/// Counter groups ([`Line`]) that a piece of enqueued work is ordered after: the groups of its stream at the time when the work was
+/// enqueued.
 #[derive(Clone, Debug, Default)]
 pub struct Behind {
     lines: Lines,
@@ -141,8 +142,8 @@ impl FailedWaits {
 
     /// Records that a stream is about to wait for counters of the groups `lines`. `stream` is the unique number of the stream.
     pub fn wait(&self, stream: u64, lines: impl Iterator<Item = Line>) {
-        // The groups are collected before locking. Finding them accesses memory tables, and a thread that records a failure in these tables
-        // holds their lock.
+        // The groups are collected before locking. Finding the groups locks tables of memory. A thread that holds these locks may record a
+        // failure, for which it needs the lock of this object.
         let lines: Lines = lines.collect();
         self.with(|state| state.note(stream, lines.into_iter()));
     }

@@ -1,18 +1,18 @@
-//! Allocates and pins host memory that several GPUs read and write concurrently. Its pages are huge, and are spread over the sockets or
-//! placed on one socket.
+//! Allocates host memory that several GPUs read and write concurrently, before a backend pins it. The memory has huge pages, which are
+//! spread over the sockets or placed on one socket.
 //!
 //! `cuMemHostAlloc` places pages on the socket of the calling thread, and all GPUs then use only that socket's memory: eight H200 together
 //! read 157 GB/s and wrote 96 GB/s. In a buffer of huge pages first touched by eight threads they read 285 GB/s and wrote 180 GB/s (one
 //! host, one run, 2026-11-20). The first access places a page on the NUMA node of the accessing thread. The threads of this module are
-//! therefore spread over the CPUs that the calling thread may use, and access pieces of the buffer alternately. Every section of the buffer
-//! that is larger than a few pieces is then spread over all sockets.
+//! therefore spread over the CPUs that the calling thread may use, and successive pieces of the buffer are first accessed by different
+//! threads. Every section of the buffer that is larger than a few pieces is then spread over all sockets.
 //!
 //! In a virtual machine that hides its NUMA nodes, the threads are spread over all CPUs, because no other information is available. On a
 //! virtual machine with four H200 and 64 CPUs (2026-11-21) this made no difference. Buffers of 512 MiB touched by sixteen threads, by one
 //! thread on each of eight CPUs, or allocated by `cuMemHostAlloc` were read by all GPUs at 171 to 207 GB/s and written at 142 to 156 GB/s.
 //! Loads from each page took GPUs and CPUs equally long, so all of that machine's memory is on one node.
 //!
-//! Threads of this module also make memory of the program resident before it is pinned, without changing its contents
+//! Threads of this module also make memory that the program has allocated resident before it is pinned, without changing its contents
 //! ([`PageRange::bring_in`]). Threads that copy memory are moved to its NUMA node ([`NearMemory`]).
 //!
 //! This module uses only the operating system. It does not call the GPU driver.
@@ -71,7 +71,7 @@ impl Default for HostFacts {
 #[derive(Debug)]
 pub struct HostPages(PageRange);
 
-/// Range of whole mapped pages. The object does not own them.
+/// Range of whole mapped pages. The range does not own the pages.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct PageRange {
     /// Address of the first byte of the range.
@@ -235,8 +235,9 @@ impl PageRange {
         }
     }
 
-    /// Makes all pages of this range resident and keeps their contents. Returns true if they are writable. Before Linux 5.14, pages become
-    /// resident only when they are used.
+    /// Makes all pages of this range resident and keeps their contents. Returns true if they are writable. Linux before version 5.14 cannot
+    /// make pages resident on request. The function then only checks that the pages are mapped, and they become resident when they are
+    /// first used.
     fn come(self) -> Result<bool, BackendError> {
         let written = self.populate(libc::MADV_POPULATE_WRITE);
         let code = if written == libc::EINVAL { self.populate(libc::MADV_POPULATE_READ) } else { written };

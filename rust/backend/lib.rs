@@ -1,4 +1,4 @@
-//! Defines the interface of backends, which execute copies. The engine accesses backends only through [`Backend`].
+//! Defines the interface of backends, which execute copies. The other crates access a backend only through [`Backend`].
 //!
 //! A backend owns devices with their memory, streams and events. It executes a [`Program`] in stream order, but does not plan, cache or
 //! decide: two backends that execute the same program perform the same copies, in an order that the program allows.
@@ -202,9 +202,9 @@ impl Action {
 pub struct ActionGrid {
     /// Address of [`ActionGrid::WORDS`] words of GPU memory for use by the kernel; 0 before the first launch.
     pub words: u64,
-    /// Address of a word that stops the kernel, with the requirements of [`Backend::kernel_wait_signals`]. Once the word is not 0, all
-    /// waits of this launch end as lost. This launch and later launches with the same `words` then write no data and set no flags. A launch
-    /// that has waited for about 0.1 ms sets the next word to 1.
+    /// Address of a word that stops the kernel; the word is a counter as described at [`Backend::kernel_wait_signals`]. Once the word is
+    /// not 0, all waits of this launch end without success. This launch and later launches with the same `words` then write no data and set
+    /// no flags. A launch that has waited for about 0.1 ms sets the next word to 1.
     pub stop: u64,
     /// Address of a word of GPU memory that is 0 or 1. It selects the half of the actions that the launch executes, and the launch then
     /// toggles it. If the address is 0, each launch executes all actions.
@@ -227,8 +227,8 @@ impl ActionGrid {
     /// Number of bytes that one block copies at a time: 16 bytes for each thread.
     const BLOCK_BYTES: u64 = 8 << 10;
 
-    /// Returns the number of blocks of a kernel that copies `bytes` bytes at a time, on a GPU with `processors` multiprocessors. The result
-    /// is at most `asked`, by default at most a quarter of the multiprocessors, because programs compute concurrently.
+    /// Returns the number of blocks of a kernel that copies `bytes` bytes in total, on a GPU with `processors` multiprocessors. The result
+    /// is at most `asked`, by default at most a quarter of the multiprocessors, because kernels of the program run at the same time.
     pub fn blocks_for(bytes: u64, asked: Option<u32>, processors: u32) -> u32 {
         let most = asked.map_or(processors / 4, |asked| asked.min(processors)).max(1);
         if bytes <= ActionGrid::NARROW_BYTES { 1 } else { bytes.div_ceil(ActionGrid::BLOCK_BYTES).min(u64::from(most)) as u32 }
@@ -361,7 +361,7 @@ pub enum BackendError {
 /// whole range takes 48 ms per GiB.
 pub const REGISTERED_PIECE: u64 = 1 << 30;
 
-/// Part of an error message that explains, on every backend, why other host memory is rejected.
+/// Part of an error message that explains why host memory cannot be shared with other processes. All backends use the same words.
 pub const HOST_MEMORY_IS_SHARED_BY: &str =
     "it is host memory that was not allocated for other processes; allocate it as memory shared between processes";
 
@@ -410,8 +410,8 @@ pub trait Backend: Send + Sync {
     fn is_virtual(&self) -> bool {
         false
     }
-    /// Returns a line of text for descriptions. It states whether times and rates are modelled, so that they are not mistaken for
-    /// measurements.
+    /// Returns a line of text for descriptions which states that times and rates are modelled, so that they are not mistaken for
+    /// measurements. The text is empty if the devices are not virtual.
     fn nature(&self) -> &'static str {
         if self.is_virtual() {
             "executed by CPU threads between virtual devices: times and rates are those of the modelled machine\n"
@@ -457,8 +457,9 @@ pub trait Backend: Send + Sync {
     fn unregister(&self, address: u64) -> Result<(), BackendError> {
         Err(BackendError::InvalidPointer(address))
     }
-    /// Returns the number of staging rings, from the first one on, that executions may share only if the caller orders these executions.
-    /// The backend itself assigns each other ring to one execution at a time, in the order in which streams reach them.
+    /// Returns the number of staging rings at the start of the program's list that the caller must protect: the caller must order
+    /// executions that use the same one of these rings. The backend itself assigns each of the remaining rings to one execution at a time,
+    /// in the order in which the streams reach the executions.
     fn ordered_rings(&self, program: &Program) -> usize {
         program.rings.len()
     }
@@ -526,8 +527,8 @@ pub trait Backend: Send + Sync {
     /// Blocks until all work that was ever enqueued in any stream has finished.
     fn synchronize(&self) -> Result<(), BackendError>;
 
-    /// Sets the number of programs for which executable graphs are kept, beginning with the program launched last. The default is
-    /// [`USUAL_GRAPHS`].
+    /// Sets the number of programs for which executable graphs are kept. The programs that were launched most recently keep their graphs.
+    /// The default number is [`USUAL_GRAPHS`].
     fn keep_graphs(&self, _programs: usize) {}
 
     /// Returns statistics of graph launches; all values are zero on a backend without graphs.
@@ -617,8 +618,8 @@ pub trait Backend: Send + Sync {
     /// accepts them as one operation.
     ///
     /// A flag is a counter in memory of this process from [`Backend::allocate_shared`]. It is set again only after it was reset. Unlike a
-    /// wait for signals, this call does not check the current value of a flag, which may belong to an earlier step. If the party that
-    /// should set a flag is lost, the wait ends as lost and the step is abandoned.
+    /// wait for signals, this call does not check the current value of a flag, which may belong to an earlier step. If the process that
+    /// should set a flag exits or leaves, the wait ends and the step is abandoned.
     fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64], fate: &StepFate) -> Result<(), BackendError> {
         let _ = (stream, raises, flags, fate);
         Err(BackendError::NotSupported(format!("the {} backend does not support flags", self.name())))
@@ -691,8 +692,9 @@ pub trait Backend: Send + Sync {
     fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer) {
         let _ = (allocation, party, peer);
     }
-    /// Ends waits for lost processes again if another process has reset the counter after they were ended. Called every few milliseconds
-    /// after [`fail_waits`](Backend::fail_waits), for as long as it returns true.
+    /// Sets counters again by which [`fail_waits`](Backend::fail_waits) has ended waits, if the program or another process has reset them
+    /// since. This ends waits for processes that have exited or left. Called every few milliseconds after `fail_waits`, for as long as it
+    /// returns true.
     fn fail_waits_again(&self) -> bool {
         false
     }

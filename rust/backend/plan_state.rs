@@ -18,8 +18,8 @@ pub struct PlanState {
     made: OnceLock<(ProgramKey, Arc<dyn Any + Send + Sync>)>,
     /// Bit mask of the GPUs that are known to access all memory of the plan directly. Bit `n` stands for GPU `n`.
     reaching: AtomicU64,
-    /// Id of the allocation at each end of each transfer, with destination and source alternating; 0 if it is unknown. The list is empty if
-    /// no allocations were recorded.
+    /// Ids of the allocations that contain the destination and the source of each transfer, in this order for each transfer. An id is 0 if
+    /// the allocation is unknown. The list is empty if no allocations were recorded.
     pub memory: Arc<[u64]>,
     /// Allocations that other code may free. Each entry holds the address of a transfer's source or destination, and the id of the
     /// allocation that contains it. The first execution that must check these allocations computes the list.
@@ -27,8 +27,8 @@ pub struct PlanState {
 }
 
 impl PlanState {
-    /// Creates the state of a plan. `memory` has the id of the allocation at each end of each transfer, with destination and source
-    /// alternating.
+    /// Creates the state of a plan. `memory` holds the ids of the allocations that contain the destination and the source of each transfer,
+    /// in this order for each transfer.
     pub fn of(memory: impl Iterator<Item = Option<NonZeroU64>>) -> PlanState {
         PlanState { memory: memory.map(|id| id.map_or(0, NonZeroU64::get)).collect(), ..PlanState::default() }
     }

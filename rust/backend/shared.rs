@@ -21,8 +21,8 @@ pub struct Shared {
 impl Shared {
     /// Value of `form` for memory of this process whose address is in `offset`. No backend uses this number for its own methods.
     pub const SAME_PROCESS: u32 = 0;
-    /// Value of `form` for memory of another process that the program itself has mapped, by the payload, at the address in `offset`. No
-    /// backend uses this number for its own methods.
+    /// Value of `form` for memory of another process that the program itself has already mapped at the address in `offset`. The payload is
+    /// the handle with which the program has mapped it. No backend uses this number for its own methods.
     pub const MAPPED_BY_PROGRAM: u32 = u32::MAX;
 
     /// Returns true if the information is an address of this process, which no other process can use.

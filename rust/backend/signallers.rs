@@ -117,7 +117,7 @@ impl fmt::Debug for StepFate {
     }
 }
 
-/// Party that sets its counters no longer, or only up to a certain value.
+/// Party (importing process or context) that no longer sets its counters, or sets them only up to a certain value.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LostPeer {
     /// Process id of the party. The system may later assign it to another process.
@@ -141,7 +141,7 @@ impl LostPeer {
     }
 }
 
-/// Node plan that another rank has left although this rank has enqueued more steps of it.
+/// Node plan (plan that several ranks execute together) that another rank has left although this rank has enqueued more steps of it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LeftPlan {
     /// Number of the plan among the plans of its node, from 1.

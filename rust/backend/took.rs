@@ -1,4 +1,4 @@
-//! Logs how long steps take that may block a program.
+//! Logs the duration of operations that may block the calling program.
 
 use std::fmt::Display;
 use std::time::Instant;
