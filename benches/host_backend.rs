@@ -1,5 +1,5 @@
-//! Measures the host backend: the bandwidth of one large copy compared with a `memcpy` thread in the same run, and the fixed cost of an
-//! execution.
+//! Measures the host backend: the bandwidth of one large copy, compared in the same run with `memcpy` on one thread, and the fixed cost of
+//! an execution.
 //!
 //! `cargo bench -p mpgpu-benches --bench host_backend`
 
@@ -13,7 +13,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Data for repeated executions of one copy.
+/// Program, addresses and size of one copy that the benchmark executes repeatedly.
 struct OneCopy {
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
@@ -25,7 +25,8 @@ impl OneCopy {
     fn new(backend: &HostBackend, bytes: u64) -> Self {
         let allocate = |gpu, value| {
             let address = backend.allocate(DeviceId::gpu(gpu), bytes).expect("memory for the benchmark");
-            // SAFETY: just allocated with this size. Writing touches every page, so that no copy includes the cost of page faults.
+            // SAFETY: the memory was just allocated with this size. Writing touches every page, so that later copies do not include the
+            // cost of page faults.
             unsafe { (address as *mut u8).write_bytes(value, bytes as usize) };
             address
         };
@@ -43,7 +44,7 @@ impl OneCopy {
         backend.submit(&Execution::new(program, endpoints, rings, stream)).expect("enqueued").expect("a completion")
     }
 
-    /// Copies the bytes by one call on this thread.
+    /// Copies the data by one `memcpy` on the calling thread.
     fn memcpy(&self) {
         let Endpoints { dst, src } = black_box(self.endpoints[0]);
         // SAFETY: both allocations have this size, and no execution is in progress.
@@ -51,7 +52,8 @@ impl OneCopy {
     }
 }
 
-/// Prints the rates of both, measured alternately so that other load of the machine affects both equally.
+/// Prints the rates of a copy by the backend and by `memcpy`. They are measured alternately, so that other load of the machine affects both
+/// equally.
 fn ratio(backend: &HostBackend, copy: &OneCopy) {
     const ROUNDS: usize = 21;
     let timed = |work: &dyn Fn()| {
@@ -89,7 +91,8 @@ fn main() {
 
     let mut group = criterion.benchmark_group("8 bytes");
     group.bench_function("execute and wait", |b| b.iter(|| tiny.execute(&backend).wait().expect("copied")));
-    // Measures the call alone: the cost for the host thread while the copies run in the background. Waits between batches are not counted.
+    // Measures only the call, that is, the cost for the calling thread while the copies run in the background. Waits between batches of
+    // calls are not counted.
     group.bench_function("execute", |b| {
         b.iter_custom(|iterations| {
             let mut spent = Duration::ZERO;

@@ -1,6 +1,6 @@
-//! Compares host memory of `mp_alloc`, in huge pages spread over the sockets, with that of `cuMemHostAlloc` in one run: the time of
-//! allocating, and the rates at which GPUs read and write it, all GPUs concurrently and one GPU through the others. Needs a GPU. Prints a
-//! table without judging it.
+//! Compares host memory from `mp_alloc` (huge pages, spread over the sockets) with host memory from `cuMemHostAlloc`, in one run. Measures
+//! the time of an allocation, and the rates at which GPUs read and write the memory: all GPUs at the same time, and one GPU over several
+//! paths through the others. Needs a GPU. Prints a table and checks no limits.
 
 use cudarc::driver::sys::{self, CUresult};
 use mpgpu_backend::StreamHandle;
@@ -12,7 +12,7 @@ use std::time::Instant;
 const BYTES: u64 = 1 << 30;
 const ROUNDS: usize = 9;
 
-/// Returns the median seconds of an execution from issue to completion, after two executions for warm-up.
+/// Returns the median time in seconds of an execution, from its submission to its completion, after two executions for warm-up.
 fn seconds(context: &Context, transfers: &[Transfer], options: &PlanOptions) -> f64 {
     let plan = context.plan(transfers, options).expect("a plan");
     let run = || {
@@ -44,7 +44,7 @@ fn main() {
     let mut pinned = std::ptr::null_mut();
     let start = Instant::now();
     let mut primary = std::ptr::null_mut();
-    // SAFETY: outputs are valid for the calls. The memory and the context are released with the process.
+    // SAFETY: the outputs are valid for the calls. Memory and context are released when the process ends.
     unsafe {
         assert_eq!(sys::cuDevicePrimaryCtxRetain(&mut primary, 0), CUresult::CUDA_SUCCESS);
         assert_eq!(sys::cuCtxSetCurrent(primary), CUresult::CUDA_SUCCESS);

@@ -1,9 +1,9 @@
-//! Measures the host-side cost of the calls of a time loop, without the cost of moving bytes.
+//! Measures the host-side cost of the library calls in a time loop, without the cost of copying data.
 //!
-//! For a plan-cache hit the host backend locates allocations, as in a program. For `Plan::execute` a backend that does nothing is used, so
-//! that only the engine is measured. For a complete `mp_execute` the CUDA backend runs on a driver whose calls return immediately
-//! (`driver.c`), compiled here. Goals on a current server core: 300 ns for a hit, 500 ns for an execution, and 100 ns for the library's
-//! part around a graph launch, or 350 ns if its memory has left the caches.
+//! A plan-cache hit is measured on the host backend, which looks up allocations as in a program. `Plan::execute` is measured on a backend
+//! that does nothing, so that only the engine's own cost remains. A complete `mp_execute` is measured on the CUDA backend, with a CUDA
+//! driver whose calls return immediately (`driver.c`, compiled by this benchmark). Goals on a current server core: 300 ns for a hit, 500 ns
+//! for an execution, and 100 ns for the library's own code around a graph launch, or 350 ns if its data is no longer in the caches.
 //!
 //! `cargo bench -p mpgpu-benches --bench overhead`
 
@@ -23,7 +23,7 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Backend that executes nothing. Memory and streams are those of the host backend.
+/// Backend that executes nothing. It passes calls for memory and streams to a host backend.
 struct Nothing {
     memory: HostBackend,
     done: Completion,
@@ -114,22 +114,22 @@ impl Backend for Nothing {
     }
 }
 
-/// Creates a context on the idle backend, for the GPUs of a preset.
+/// Creates a context on the backend that does nothing, for the GPUs of the preset topology `preset`.
 fn idle_context(preset: &str) -> Context {
     let machine = Machine::new(load(preset).expect("a preset")).expect("a valid one");
     let memory = HostBackend::new(machine.gpu_count(), machine.host_count());
     let backend = Nothing { memory, done: Arc::new(Done) };
-    // The backend moves no bytes, which the test of peer copies would detect.
+    // The test of peer copies is disabled, because it would detect that this backend copies no data.
     let config = Config { check_peers: false, ..Config::default() };
     Context::with_backend(Arc::new(machine), Arc::new(backend), config).expect("a context")
 }
 
 fn check(status: mp_status_t) {
-    // SAFETY: never NULL, and valid until the next failure on this thread.
+    // SAFETY: the text is never NULL, and valid until the next failed call on this thread.
     assert_eq!(status, mp_status_t::MP_SUCCESS, "{}", unsafe { std::ffi::CStr::from_ptr(mp_last_error()) }.to_string_lossy());
 }
 
-/// Plan that is destroyed on drop.
+/// Plan handle of the C API that is destroyed when the value is dropped.
 struct Handle(mp_plan_t);
 
 impl Drop for Handle {
@@ -138,7 +138,7 @@ impl Drop for Handle {
     }
 }
 
-/// Measures `mp_plan` for a request that is in the cache, without and with `mp_plan_destroy`.
+/// Measures `mp_plan` for a request that is in the cache, with and without the following `mp_plan_destroy`.
 fn plan_cache_hit(criterion: &mut Criterion) {
     let options = mp_context_options_t {
         size: size_of::<mp_context_options_t>(),
@@ -166,7 +166,8 @@ fn plan_cache_hit(criterion: &mut Criterion) {
             })
             .collect();
         let mut plan = null_mut();
-        // SAFETY: all pointers are valid for the call. This plan is kept, so that the cache's reference is not the last one.
+        // SAFETY: all pointers are valid for the call. This plan stays alive during the benchmark, so that destroying a measured handle
+        // never frees the plan itself.
         check(unsafe { mp_plan(context, transfers.as_ptr(), count, null(), &mut plan) });
         let look_up = || {
             let mut plan = null_mut();
@@ -183,11 +184,12 @@ fn plan_cache_hit(criterion: &mut Criterion) {
     check(mp_context_destroy(context));
 }
 
-/// Number of bytes that exceeds a core's own caches.
+/// Size in bytes of memory that exceeds the caches of one core.
 const OTHERS_BYTES: usize = 8 << 20;
 
-/// Times each `call` separately after a walk through `others` bytes, which leaves the caches as a simulation and the driver do between two
-/// steps. The nanoseconds counted by `apart` are subtracted, and so is the cost of reading the clock.
+/// Times each `call` separately. Before each call, touches `others` bytes of other memory, which evicts the library's data from the caches
+/// as a simulation and the driver do between two time steps. Subtracts the nanoseconds that `apart` counts, and the cost of reading the
+/// clock.
 fn bench_apart(criterion: &mut Criterion, name: &str, others: usize, apart: impl Fn() -> u64, mut call: impl FnMut()) {
     let mut others = vec![0_u8; others];
     criterion.bench_function(name, |bench| {
@@ -207,8 +209,8 @@ fn bench_apart(criterion: &mut Criterion, name: &str, others: usize, apart: impl
     });
 }
 
-/// Measures `Plan::execute`, which is `mp_execute` without the look-up of its handle. The C functions cannot use a backend that does
-/// nothing.
+/// Measures `Plan::execute`, which does the work of `mp_execute` except the look-up of the plan's handle. The C functions cannot use a
+/// backend that does nothing.
 fn execute(criterion: &mut Criterion) {
     let context = idle_context("beluga");
     for (what, bytes) in [("direct", 4096), ("staged", 256 << 20)] {
@@ -224,8 +226,8 @@ fn execute(criterion: &mut Criterion) {
     }
 }
 
-/// Measures `Context::plan` of 10^5 pieces with sizes that were planned before, at other addresses: paged caches send another list each
-/// time. The lists are unordered.
+/// Measures `Context::plan` for 10^5 transfers whose sizes were planned before at other addresses. The addresses are in random order. A
+/// paged cache sends such a different list each time.
 fn plan_another_list(criterion: &mut Criterion) {
     const BYTES: u64 = 16 << 10;
     const PIECES: u64 = 100_000;
@@ -249,7 +251,7 @@ fn plan_another_list(criterion: &mut Criterion) {
     });
 }
 
-/// Measures executions of a plan with variants, which are measured occasionally, and of the same plan without variants.
+/// Measures executions of a plan without variants, and of the same plan with variants, in which some executions are timed.
 fn execute_measured(criterion: &mut Criterion) {
     let context = idle_context("hgx-h200");
     let bytes = 64 << 20;
@@ -263,14 +265,15 @@ fn execute_measured(criterion: &mut Criterion) {
     }
 }
 
-/// Returns the folder in which the loader finds the idle driver.
+/// Returns the folder that is put into the loader's search path, and that contains the driver that does nothing.
 fn driver_folder() -> PathBuf {
     std::env::temp_dir().join(format!("mpgpu-bench-driver-{}", std::process::id()))
 }
 
-/// Runs this program again with the idle driver in place of the machine's. Returns only in the program that was run.
+/// Compiles the driver that does nothing, and starts this program again so that the loader finds it instead of the machine's driver.
+/// Returns only in the program that was started again.
 fn with_idle_driver() {
-    // The process keeps its id, and therefore its folder.
+    // The restarted program has the same process number, and therefore finds the same folder.
     let folder = driver_folder();
     if std::env::var_os("LD_LIBRARY_PATH").is_some_and(|path| path == folder) {
         return;
@@ -287,7 +290,7 @@ fn with_idle_driver() {
     panic!("this program does not run again: {failed}");
 }
 
-/// Functions of the idle driver. Those called by `mp_execute` have at most two arguments of one word.
+/// Functions of the driver that does nothing (`driver.c`). Those in `calls` have at most two arguments, each of one word.
 struct IdleDriver {
     set_walk: unsafe extern "C" fn(usize),
     walked: unsafe extern "C" fn() -> u64,
@@ -295,7 +298,7 @@ struct IdleDriver {
     calls: Vec<unsafe extern "C" fn(*mut u64, *mut u64) -> i32>,
 }
 
-/// Driver calls of an execution of one graph, in this order.
+/// Driver calls that one execution of a graph makes, in order.
 const CALLS: [&str; 7] = [
     "cuStreamGetId",
     "cuCtxGetCurrent",
@@ -308,7 +311,7 @@ const CALLS: [&str; 7] = [
 
 impl IdleDriver {
     fn load() -> IdleDriver {
-        // SAFETY: the library of `driver.c`, with functions of these types. It stays loaded.
+        // SAFETY: the library is compiled from `driver.c` and has functions of these types. It is never unloaded.
         unsafe {
             let library = Box::leak(Box::new(libloading::Library::new("libcuda.so").expect("the driver that does nothing")));
             IdleDriver {
@@ -321,14 +324,15 @@ impl IdleDriver {
     }
 }
 
-/// Number of bytes that a launch walks through: several times a first-level cache, and less than a second-level one.
+/// Number of bytes that a launch touches: several times the size of a first-level cache, but less than a second-level cache.
 const LAUNCH_BYTES: usize = 256 << 10;
 
 impl IdleDriver {
-    /// Times `call` with all data in the caches, after launches that leave little of it in the first-level cache, and with cold caches.
+    /// Times `call` in three cases: with all data in the caches, after launches that evict most data from the first-level cache, and with
+    /// cold caches.
     fn bench(&self, criterion: &mut Criterion, name: &str, mut call: impl FnMut()) {
         criterion.bench_function(name, |bench| bench.iter(&mut call));
-        // SAFETY: functions of `driver.c` without requirements.
+        // SAFETY: functions of `driver.c` that have no requirements.
         let walked = || unsafe { (self.walked)() };
         // SAFETY: as above.
         unsafe { (self.set_walk)(LAUNCH_BYTES) };
@@ -339,7 +343,7 @@ impl IdleDriver {
     }
 }
 
-/// Measures a complete `mp_execute` of the CUDA backend, and the driver's calls in it alone. The difference is the library's own cost.
+/// Measures a complete `mp_execute` on the CUDA backend, and the driver calls that it makes. The difference is the library's own cost.
 fn execute_on_cuda(criterion: &mut Criterion) {
     let driver = IdleDriver::load();
     let options = mp_context_options_t {
@@ -358,14 +362,14 @@ fn execute_on_cuda(criterion: &mut Criterion) {
     let mut stream = null_mut();
     // SAFETY: the output is valid for the call.
     check(unsafe { mp_stream_create(context, 0, &mut stream) });
-    // The context of GPU 0 is current, as in a program that has called cudaSetDevice.
-    // SAFETY: a number that represents the context in `driver.c`.
+    // Makes the context of GPU 0 current, as in a program that has called cudaSetDevice. SAFETY: the number represents the context in
+    // `driver.c`.
     unsafe { (driver.push_context)(1 << 12) };
     let mut word = 0;
     driver.bench(criterion, "the driver's calls of one graph alone, driver that does nothing", || {
         let out = &raw mut word;
         for call in &driver.calls {
-            // SAFETY: functions of `driver.c` that write at most one word, to one of their two arguments. A stream is only a number.
+            // SAFETY: functions of `driver.c` that write at most one word, to one of the two arguments. A stream is only a number.
             black_box(unsafe { call(out, out) });
         }
     });
@@ -397,7 +401,8 @@ fn execute_on_cuda(criterion: &mut Criterion) {
     check(mp_context_destroy(context));
 }
 
-/// Measures the first execution of a plan whose program already has a graph, at other addresses: the graph is re-pointed.
+/// Measures the first execution of a plan at new addresses, when a graph of the same program exists already. The library then updates the
+/// addresses in that graph.
 fn new_addresses(criterion: &mut Criterion, context: mp_context_t, stream: mp_stream_t) {
     const BYTES: u64 = 64 << 20;
     const PLACES: usize = 1 << 10;
@@ -439,6 +444,6 @@ fn main() {
     with_idle_driver();
     overhead();
     Criterion::default().configure_from_args().final_summary();
-    // The folder is temporary. If the program fails, the folder is left to the cleaner of temporary files.
+    // If the program fails before this line, the folder remains in the folder for temporary files.
     let _ = std::fs::remove_dir_all(driver_folder());
 }

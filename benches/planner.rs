@@ -1,5 +1,5 @@
-//! Measures planning time. Goals: one transfer in 50 us, an 8-GPU all-to-all of 56 transfers in 3 ms, and 4,096 pieces between a GPU and
-//! host memory in 2 ms, on presets as well as on probed machines.
+//! Measures planning time. Goals, on preset topologies and on measured ones: one transfer in 50 us, an 8-GPU all-to-all of 56 transfers in
+//! 3 ms, and 4,096 transfers between a GPU and host memory in 2 ms.
 
 #[path = "../tests/rust/common/mod.rs"]
 mod common;
@@ -20,8 +20,8 @@ fn shape(src: i32, dst: i32, bytes: u64) -> Shape {
     Shape { source: 0, dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind(dst), src_kind: kind(src), bytes }
 }
 
-/// Returns a machine with `gpus` GPUs behind one NVSwitch, each pair with its own host memory, as in a rack of Grace and Blackwell. The
-/// machine is simulated, with rounded rates.
+/// Returns a machine of `gpus` GPUs behind one NVSwitch, in which each pair of GPUs has its own host memory, as in a rack of Grace and
+/// Blackwell. The machine is a model with rounded rates.
 fn domain(gpus: u32) -> Machine {
     let names = |name: &str, count: u32, kind: &str| {
         (0..count).map(|i| format!("{{ name = \"{name}{i}\", kind = \"{kind}\", peer = false }},\n")).collect::<String>()
@@ -40,7 +40,8 @@ fn domain(gpus: u32) -> Machine {
     Machine::new(parse(&text).expect("a topology")).expect("a machine")
 }
 
-/// Returns the transfers of every rank of a periodic grid to its 26 neighbours: faces, edges and corners of these sizes.
+/// Returns the transfers of a halo exchange. The ranks form a periodic grid with `sides` ranks along each axis, and each rank sends to its
+/// 26 neighbours. `bytes` holds the sizes of faces, edges and corners.
 fn halo(sides: [i32; 3], bytes: [u64; 3]) -> Vec<Shape> {
     let steps: Vec<[i32; 3]> = (0..27).map(|i| [i % 3 - 1, i / 3 % 3 - 1, i / 9 - 1]).filter(|step| *step != [0; 3]).collect();
     let mut batch = Vec::new();
@@ -60,7 +61,7 @@ fn all_to_all(gpus: i32, bytes: u64) -> Vec<Shape> {
     (0..gpus).flat_map(|i| (0..gpus).filter(move |&j| j != i).map(move |j| shape(i, j, bytes))).collect()
 }
 
-/// Measures one NVLink domain of 16 and of 72 GPUs, and very many transfers.
+/// Measures planning for one NVLink domain of 16 and of 72 GPUs, and for very many transfers.
 fn large(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("large");
     group.sample_size(10);
@@ -93,7 +94,8 @@ fn large(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Measures planning on eight probed GPUs. A probe of noisy times gives more resources than the preset, with nearly all rates different.
+/// Measures planning for eight GPUs whose rates come from a probe (measurement). A probe with noisy times yields more resources than the
+/// preset, and nearly all rates differ.
 fn after_a_probe(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("probed");
     group.sample_size(20);

@@ -1,4 +1,4 @@
-//! Measures simulation time. The goal is 10,000 operations in 100 ms.
+//! Measures the time that the simulator needs. The goal is 10,000 operations in 100 ms.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use mpgpu_core::model::simulate::{Executor, Scenario};
@@ -14,7 +14,8 @@ fn shape(src: i32, dst: i32, bytes: u64) -> Shape {
     Shape { source: 0, dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind(dst), src_kind: kind(src), bytes }
 }
 
-/// Creates executions of a plan until there are [`OPERATIONS`], over `streams` streams.
+/// Returns a scenario in which `plan` is executed until the executions have [`OPERATIONS`] operations in total, distributed over `streams`
+/// streams.
 fn scenario<'a>(machine: &'a Machine, plan: &'a Plan, batch: &[Shape], streams: u32) -> Scenario<'a> {
     let mut scenario = Scenario::new(machine, 64 << 20);
     let bound: Vec<_> = (0..streams).map(|_| scenario.bind(&plan.program, batch).expect("planned for it")).collect();

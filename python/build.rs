@@ -1,11 +1,11 @@
-//! Writes the parts of `include/mpgpu/mpgpu.h` that cffi reads to `header.h` in cargo's target folder, where maturin looks for the
-//! declarations of a cffi package. Therefore the header is the only source of the Python declarations.
+//! Extracts the declarations that cffi reads from `include/mpgpu/mpgpu.h`. Writes the result to `header.h` in cargo's target folder, where
+//! maturin looks for it. So the C header is the only source of the Python declarations.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// Returns the header without the parts that cffi cannot parse: comments, directives except definitions of numbers, C++, initialisers and
-/// function bodies.
+/// Returns the header without the parts that cffi cannot parse: comments, preprocessor directives (except definitions of numbers), C++
+/// code, initialisers and function bodies.
 fn declarations(header: &str) -> String {
     let mut out = String::new();
     let mut lines = header.lines();
@@ -21,7 +21,7 @@ fn declarations(header: &str) -> String {
         } else if start == "#ifdef __cplusplus" {
             lines.by_ref().find(|line| line.starts_with("#endif")).expect("the C++ part ends");
         } else if let Some(macro_) = start.strip_prefix("#define ") {
-            // `#define MP_DEVICE_HOST (-1)`: a number, which cffi accepts without parentheses and type.
+            // A number such as `#define MP_DEVICE_HOST (-1)` is accepted by cffi without parentheses and type.
             if let Some((name, value)) = macro_.split_once(' ') {
                 let value = value.trim_start_matches('(').trim_end_matches(')').trim_end_matches("ull");
                 let digits = value.trim_start_matches('-');
@@ -53,12 +53,13 @@ fn main() {
     println!("cargo::rerun-if-changed={}", header.display());
     let text = declarations(&fs::read_to_string(header).expect("the header lies beside this folder"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo runs this"));
-    // TARGET_FOLDER[/TRIPLE]/PROFILE/build/PACKAGE/out. Cargo marks its target folder with a file only if cargo created the folder.
+    // The output folder is TARGET_FOLDER[/TRIPLE]/PROFILE/build/PACKAGE/out. Cargo puts its marker file into the target folder only if
+    // cargo created that folder.
     let mut target = out.ancestors().nth(4).expect("the output lies in cargo's target folder");
     if target.file_name() == env::var_os("TARGET").as_deref() {
         target = target.parent().expect("the output lies in cargo's target folder");
     }
     fs::write(target.join("header.h"), text).expect("the target folder can be written");
-    // Two libraries of a process may contain this crate, or cxx. Each must call its own copy.
+    // Two libraries of one process may contain this crate, or cxx. Each of them must call its own copy of the functions.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
 }

@@ -1,4 +1,4 @@
-//! Measures a put with signal that is one call: a node plan of one transfer, which both processes execute (`put_latency`).
+//! Measures a put with signal that is made by one call: both processes execute a node plan of one transfer (case `put_latency`).
 
 use super::Failure;
 use mpgpu::{Buffer, Context, ContextOptions, Device, Half, Node, Plan, PlanOptions, Stream};
@@ -6,20 +6,21 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Data that travels from rank 0 to rank 1 and back, each time by a node plan.
+/// Data that node plans send from rank 0 to rank 1 and back (ping-pong), with the buffers and the stream of this rank.
 pub struct Ball {
-    /// Plans of the transfer to rank 1 and of the transfer back.
+    /// Plan of the transfer to rank 1, and plan of the transfer back to rank 0.
     plans: Vec<Plan>,
     stream: Stream,
-    /// Source of rank 0, from which the data is sent.
+    /// Buffer from which rank 0 sends the data.
     thrown: Buffer<u8>,
-    /// Destination of rank 0. Rank 1 sends back the data that it has received.
+    /// Buffer that receives the data. Rank 1 sends the data back from here.
     caught: Buffer<u8>,
     gate: Arc<AtomicBool>,
 }
 
 impl Ball {
-    /// Connects both processes. Each of them calls this function with the path of the same socket, which does not exist yet.
+    /// Connects the two processes and makes the plans. Both processes call this function with the path of the same socket, which must not
+    /// exist yet.
     pub fn new(context: &mpgpu_contexts::Context, rank: u32, socket: &Path, bytes: u64) -> Result<Ball, Failure> {
         let config = context.config();
         let options = ContextOptions { backend: Some(config.backend), topology: config.topology.clone(), ..ContextOptions::default() };
@@ -37,13 +38,13 @@ impl Ball {
         Ok(Ball { plans: vec![there, back], stream: Stream::new(&context, device)?, thrown, caught, gate: Arc::default() })
     }
 
-    /// Enqueues `trips` round trips in the stream.
+    /// Enqueues `trips` round trips in the stream of this rank.
     pub fn enqueue(&self, trips: u64) -> Result<(), Failure> {
         (0..trips).try_for_each(|_| self.plans.iter().try_for_each(|plan| plan.enqueue(&self.stream)))?;
         Ok(())
     }
 
-    /// Makes later work of the stream wait until the gate is opened.
+    /// Closes the gate: later work in the stream waits until [`open`](Ball::open) is called.
     pub fn close(&self) -> Result<(), Failure> {
         self.gate.store(false, Ordering::Relaxed);
         let gate = Arc::clone(&self.gate);
@@ -67,21 +68,21 @@ impl Ball {
         Ok(self.stream.synchronize()?)
     }
 
-    /// Changes the data that rank 0 sends from now on, and returns the new data.
+    /// Changes the data that rank 0 sends from now on to a pattern for this round, and returns it.
     pub fn change(&self, round: u64) -> Result<Vec<u8>, Failure> {
         let bytes: Vec<u8> = (0..self.thrown.len() as u64).map(|at| (at * 7 + round * 31 + 1) as u8).collect();
         self.thrown.write(&self.stream, &bytes)?;
         Ok(bytes)
     }
 
-    /// Returns an error if the data that has come back differs from `bytes`.
+    /// Returns an error if the data that rank 0 received last differs from `bytes`.
     pub fn has_come(&self, bytes: &[u8]) -> Result<(), Failure> {
         if self.caught.to_vec(&self.stream)? == bytes { Ok(()) } else { Err("node plans returned wrong bytes".into()) }
     }
 }
 
 impl Drop for Ball {
-    /// Opens the gate. This is needed even after an error, because destroying the stream waits for work that may be behind the closed gate.
+    /// Opens the gate. After an error too, destroying the stream waits for enqueued work, which may be waiting for the gate.
     fn drop(&mut self) {
         self.open();
     }

@@ -1,11 +1,11 @@
-//! Lists the cases of the benchmark: the copies of each case, their sizes, and the plain copies with which they are compared.
+//! Defines the cases of the benchmark: the copies of each case, the sizes, and the methods with which mpgpu is compared.
 
 use super::compare::Comparison;
 use super::plain::Manner;
 use super::{Bench, Failure};
 use mpgpu_core::topology::DeviceId;
 
-/// One copy of a case.
+/// One copy of a case, between two devices.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Leg {
     pub src: DeviceId,
@@ -15,33 +15,33 @@ pub struct Leg {
     pub pageable: bool,
 }
 
-/// Communication step that is measured, with its name and the method of measurement.
+/// Case of the benchmark: a communication step with its name and the function that measures it.
 pub struct Case {
     pub name: &'static str,
-    /// Description of the step, of the comparison, and of the meaning of its figures.
+    /// Description of the communication step, of the methods that are compared, and of the meaning of the figures.
     pub description: &'static str,
-    /// Number of GPUs that the case needs.
+    /// Minimum number of GPUs that the case needs.
     pub gpus: u32,
     /// True if the case measures calls of the CUDA driver and therefore cannot run on the host backend.
     pub needs_driver: bool,
-    /// Default sizes of one transfer in bytes. In `halo26` and `halo26_bidir` they are the sizes of one face.
+    /// Default sizes of one transfer in bytes. In `halo26` and `halo26_bidir`, size of one face in bytes.
     pub sizes: &'static [u64],
-    /// Function that returns the copies of one step for a number of GPUs and a size.
+    /// Function that returns the copies of one communication step. Its arguments are the number of GPUs and the size in bytes.
     pub legs: fn(u32, u64) -> Vec<Leg>,
-    /// Function that measures the case at one size.
+    /// Function that measures the case at one size, in bytes.
     pub run: fn(&Bench<'_>, &'static Case, u64) -> Result<Vec<Comparison>, Failure>,
 }
 
 const K: u64 = 1 << 10;
 const M: u64 = 1 << 20;
-/// Default sizes of one transfer in bytes, for cases whose step consists of many small transfers.
+/// Default sizes of one transfer in bytes in cases that copy many small transfers.
 const PIECES: &[u64] = &[4 * K, 16 * K, 64 * K];
 const LARGE: &[u64] = &[M, 4 * M, 16 * M, 64 * M, 256 * M, 1024 * M];
 
-/// Largest default size in bytes on the host backend, where a CPU moves every byte.
+/// Largest default size of one transfer in bytes on the host backend, where CPU threads copy every byte.
 pub const HOST_BACKEND_LARGEST: u64 = 16 * M;
 
-/// All cases, in the order in which they are measured.
+/// All cases of the benchmark, in the order in which they are measured.
 pub const CASES: &[Case] = &[
     Case {
         name: "d2d",
@@ -244,7 +244,7 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-/// Default properties of a case: one copy from GPU 0 to GPU 1.
+/// Default properties of a case, which copies from GPU 0 to GPU 1.
 const PAIR: Case = Case {
     name: "",
     description: "",
@@ -263,14 +263,15 @@ const fn copy(src: DeviceId, dst: DeviceId, bytes: u64) -> Leg {
     Leg { src, dst, bytes, pageable: false }
 }
 
-/// Returns the number of pieces of `bytes` bytes each. There is at most 128 MiB in total.
+/// Returns the number of transfers of `bytes` bytes in a case with many small transfers. Their total size is at most 128 MiB.
 fn pieces(bytes: u64) -> usize {
     (128 * M / bytes.max(1)).clamp(1, 4096) as usize
 }
 
-/// Returns the messages that a box sends to a neighbour: faces, edges and corners.
+/// Returns the copies that one rank of a halo exchange sends to one neighbour GPU: faces, edges and corners. `face` is the size of a face
+/// in bytes.
 fn halo(src: DeviceId, dst: DeviceId, face: u64) -> impl Iterator<Item = Leg> {
-    // An edge consists of whole double-precision numbers.
+    // An edge consists of whole double-precision numbers, so its size is a multiple of 8 bytes.
     let edge = (face / 100).next_multiple_of(8).max(8);
     [(6, face), (12, edge), (8, 24)].into_iter().flat_map(move |(count, bytes)| (0..count).map(move |_| copy(src, dst, bytes)))
 }
@@ -285,7 +286,7 @@ impl Case {
     }
 }
 
-/// Returns the case with this name.
+/// Returns the case with this name, or an error that lists the names.
 pub fn find(name: &str) -> Result<&'static Case, String> {
     CASES.iter().find(|case| case.name == name).ok_or_else(|| {
         let names: Vec<_> = CASES.iter().map(|case| case.name).collect();
@@ -333,7 +334,7 @@ mod tests {
         let legs = |name, gpus, bytes| (find(name).expect("a case").legs)(gpus, bytes);
         assert_eq!(legs("ring", 8, 5).last(), Some(&copy(gpu(7), gpu(0), 5)));
         assert_eq!(legs("all_to_all", 8, 5).len(), 56);
-        // The message sizes are those of the hardware readings: 6 x 240 000 B, 12 x 2 400 B, 8 x 24 B.
+        // These are the message sizes of the measurements in the results: 6 x 240 000 B, 12 x 2 400 B, 8 x 24 B.
         let halo = legs("halo26", 2, 240_000);
         assert_eq!((halo.len(), halo.iter().map(|leg| leg.bytes).sum::<u64>()), (26, 6 * 240_000 + 12 * 2_400 + 8 * 24));
         let both = legs("halo26_bidir", 2, 240_000);

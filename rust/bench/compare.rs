@@ -1,5 +1,5 @@
-//! Implements the measuring loop. Several methods for the same task are timed alternately, so that other load of the machine affects all
-//! methods equally.
+//! Implements the measuring loop. Several methods that do the same task are timed alternately, so that other load of the machine affects
+//! all of them equally.
 
 use super::memory::Buffers;
 use super::{Bench, Case, Failure};
@@ -8,7 +8,7 @@ use mpgpu_contexts::Plan;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Median, minimum and maximum of several times, in seconds.
+/// Median, minimum and maximum of several measured times, in seconds.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Spread {
     pub median: f64,
@@ -17,7 +17,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Computes the spread of one or more values.
+    /// Computes median, minimum and maximum of one or more times in seconds.
     pub fn of(seconds: &[f64]) -> Spread {
         let mut seconds = seconds.to_vec();
         seconds.sort_by(f64::total_cmp);
@@ -26,22 +26,22 @@ impl Spread {
     }
 }
 
-/// Method that is compared with other methods for the same task.
+/// Method of doing a task that is timed and compared with other methods.
 pub trait Contestant {
-    /// Performs work before each start that is not timed.
+    /// Prepares the next run of the task. Is not timed.
     fn prepare(&mut self) -> Result<(), Failure> {
         Ok(())
     }
-    /// Starts the task.
+    /// Starts the task without waiting for its end. Is timed.
     fn issue(&mut self) -> Result<(), Failure>;
-    /// Blocks until the task is done.
+    /// Blocks until the task is done. Is timed.
     fn wait(&mut self) -> Result<(), Failure>;
 }
 
-/// Name of a contestant and the contestant itself.
+/// Method that is compared, with its name in the report.
 pub type Named<'a> = (&'a str, &'a mut dyn Contestant);
 
-/// Contestant that consists of the two functions `issue` and `wait`.
+/// Method that consists of two closures: the first starts the task, and the second waits for its end.
 pub struct Calls<I, W>(pub I, pub W);
 
 impl<I: FnMut() -> Result<(), Failure>, W: FnMut() -> Result<(), Failure>> Contestant for Calls<I, W> {
@@ -53,10 +53,10 @@ impl<I: FnMut() -> Result<(), Failure>, W: FnMut() -> Result<(), Failure>> Conte
     }
 }
 
-/// Contestant that executes one plan once in each of several streams. The executions are concurrent if the streams differ.
+/// Method that executes one plan once in each of several streams. The executions may overlap if the streams differ.
 pub struct Executions<'a> {
     plan: &'a Plan,
-    /// Streams of the executions. A stream that is listed twice gets two executions.
+    /// Streams in which the plan is executed. It is executed twice in a stream that is listed twice.
     streams: Vec<StreamHandle>,
     under_way: Vec<Completion>,
 }
@@ -80,13 +80,13 @@ impl Contestant for Executions<'_> {
     }
 }
 
-/// Times of one contestant, one entry for each round.
+/// Times of one method, with one entry for each round.
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
     pub name: String,
-    /// Time in seconds from the start of issuing until the host sees the last byte.
+    /// Time in seconds from the start of the submission until the host sees that all data has arrived.
     pub total: Vec<f64>,
-    /// Time in seconds that the calling thread needs to issue everything.
+    /// Time in seconds that the calling thread spends in submission.
     pub issue: Vec<f64>,
 }
 
@@ -100,36 +100,36 @@ impl Samples {
         self.total.push(total);
     }
 
-    /// Returns the median over all rounds of the difference in issue time, in seconds, between this contestant and `other`.
+    /// Returns the median over all rounds of the submission time of this method minus that of `other`, in seconds.
     pub fn issue_beyond(&self, other: &Samples) -> f64 {
         Spread::of(&self.issue.iter().zip(&other.issue).map(|(one, other)| one - other).collect::<Vec<_>>()).median
     }
 }
 
-/// Additional result of a comparison, for the report.
+/// Additional figure of a comparison that is shown in the report.
 #[derive(Copy, Clone, Debug)]
 pub enum Figure {
     Seconds(f64),
     Count(u64),
 }
 
-/// Comparison of one method of mpgpu with other methods, at one size.
+/// Result of comparing one method of mpgpu with other methods, for one case and size.
 pub struct Comparison {
     pub case: &'static Case,
     pub size: u64,
-    /// Number of copies in one step. These are transfers, puts of a window, or nodes of a graph.
+    /// Number of copies in one communication step. These are transfers, puts in flight, or nodes of a graph.
     pub copies: usize,
     /// Total size of all copies in bytes.
     pub bytes: u64,
     pub plan: Option<Arc<Plan>>,
     pub mpgpu: Samples,
-    /// Times of each method with which mpgpu is compared.
+    /// Times of each method with which mpgpu is compared, in rounds of the same run.
     pub against: Vec<Samples>,
     pub figures: Vec<(&'static str, Figure)>,
 }
 
 impl Comparison {
-    /// Creates the comparison of the first contestant with all others from their times.
+    /// Creates the comparison of the first method in `samples`, which must be mpgpu's, with all others.
     pub fn of(case: &'static Case, size: u64, copies: usize, plan: &Arc<Plan>, mut samples: Vec<Samples>) -> Comparison {
         let mpgpu = samples.remove(0);
         let bytes = plan.bytes();
@@ -138,12 +138,13 @@ impl Comparison {
 }
 
 impl Bench<'_> {
-    /// Verifies the data that each contestant copies, times all contestants alternately, and then verifies the first contestant again.
+    /// Compares several methods of making the same copies. Verifies the data that each method copies, then times all methods alternately,
+    /// then verifies the first method again.
     pub fn compare(&self, buffers: &[&Buffers<'_>], contestants: &mut [Named<'_>]) -> Result<Vec<Samples>, Failure> {
         for (name, contestant) in contestants.iter_mut() {
             self.verify(name, *contestant, buffers)?;
         }
-        // The verification makes another CUDA context current than the one that is current in a program that only copies.
+        // The verification changes the current CUDA context. In a program that only copies, the context of the source GPU is current.
         self.plain.borrow_mut().make_current(buffers[0].transfers[0].src_device)?;
         let samples = contest(contestants, self.repeat)?;
         let (name, first) = &mut contestants[0];
@@ -151,8 +152,8 @@ impl Bench<'_> {
         Ok(samples)
     }
 
-    /// Poisons the destinations, synchronizes, makes the copies, synchronizes again, and compares all bytes. `name` is the name of the
-    /// contestant.
+    /// Verifies one method: fills the destinations with wrong bytes, synchronizes, makes the copies, synchronizes again, and compares all
+    /// bytes. `name` is the method's name for the error.
     pub fn verify(&self, name: &str, contestant: &mut dyn Contestant, buffers: &[&Buffers<'_>]) -> Result<(), Failure> {
         for buffers in buffers {
             buffers.poison(&mut **self.plain.borrow_mut())?;
@@ -166,7 +167,7 @@ impl Bench<'_> {
     }
 }
 
-/// Runs a contestant once. Returns the time in seconds until everything is issued, and until everything is complete.
+/// Runs a method once. Returns two times in seconds from its start: until the submission returned, and until everything was complete.
 pub fn once(contestant: &mut dyn Contestant) -> Result<(f64, f64), Failure> {
     contestant.prepare()?;
     let start = Instant::now();
@@ -176,12 +177,13 @@ pub fn once(contestant: &mut dyn Contestant) -> Result<(f64, f64), Failure> {
     Ok((issue.as_secs_f64(), start.elapsed().as_secs_f64()))
 }
 
-/// Total time for each contestant if the number of rounds is not specified.
+/// Total time of measuring each method if the number of rounds is not specified.
 const TARGET: Duration = Duration::from_millis(500);
 const ROUNDS: std::ops::RangeInclusive<usize> = 11..=2001;
 const WARM_UP_ROUNDS: usize = 5;
 
-/// Times each contestant once in each of `repeat` rounds and returns the times of each contestant.
+/// Times each method once in each of `repeat` rounds and returns the times of each method. If `repeat` is `None`, the number of rounds is
+/// chosen so that each method takes about [`TARGET`] in total.
 pub fn contest(contestants: &mut [Named<'_>], repeat: Option<u32>) -> Result<Vec<Samples>, Failure> {
     let mut slowest = 1e-6_f64;
     for round in 0..WARM_UP_ROUNDS {
@@ -202,12 +204,12 @@ pub fn contest(contestants: &mut [Named<'_>], repeat: Option<u32>) -> Result<Vec
     Ok(samples)
 }
 
-/// Returns the order of the contestants in a round. Over `count` rounds (twice as many if `count` is odd), each contestant is equally often
-/// at each position and equally often directly after each other contestant (E. J. Williams, "Experimental designs balanced for the
-/// estimation of residual effects of treatments", 1949). So side effects of one contestant on caches and the driver affect all others
-/// equally.
+/// Returns the order in which `count` methods are timed in a round. Over `count` rounds (twice as many if `count` is odd), each method is
+/// equally often at each position, and equally often directly after each other method (E. J. Williams, "Experimental designs balanced for
+/// the estimation of residual effects of treatments", 1949). So the effects of one method on caches and the driver are the same for all
+/// others.
 fn turns(round: usize, count: usize) -> Vec<usize> {
-    // 0, 1, n - 1, 2, n - 2, ...: the differences between neighbours are all distinct, modulo n.
+    // The sequence is 0, 1, n - 1, 2, n - 2, ...: the differences between neighbours are all distinct, modulo n.
     let mut turns: Vec<usize> = (0..count).map(|turn| if turn % 2 == 1 { turn.div_ceil(2) } else { (count - turn / 2) % count }).collect();
     turns.iter_mut().for_each(|contestant| *contestant = (*contestant + round) % count);
     if count % 2 == 1 && (round / count) % 2 == 1 {

@@ -1,4 +1,5 @@
-//! Builds a CUDA graph for a program, using only calls of the driver, and times each call, for comparison with the library's graphs.
+//! Builds a CUDA graph for a program by direct driver calls, and times each call. The benchmark compares this graph with the library's
+//! graphs.
 
 use super::Failure;
 use super::plain::check;
@@ -8,13 +9,13 @@ use mpgpu_core::plan::{Place, Program};
 use std::ptr::{null, null_mut, with_exposed_provenance_mut};
 use std::time::Instant;
 
-/// Addresses and CUDA contexts with which a program's graph is built.
+/// Addresses and CUDA contexts for which a program's graph is built.
 pub struct Binding<'a> {
     pub program: &'a Program,
     pub endpoints: &'a [Endpoints],
-    /// Base address of each staging ring.
+    /// Base address in bytes of each staging ring (ring buffer in staging memory).
     pub rings: &'a [u64],
-    /// Primary CUDA context of the GPU of each internal stream.
+    /// Primary CUDA context of the GPU on which each internal stream runs.
     pub contexts: &'a [sys::CUcontext],
 }
 
@@ -28,17 +29,18 @@ impl Binding<'_> {
     }
 }
 
-/// Executable graph with one memcpy node for each copy, ordered like the program. It must be dropped only after its launches have finished.
+/// Executable CUDA graph with one memcpy node for each copy of a program, and with the program's dependencies. It must be dropped only
+/// after its launches have finished.
 pub struct DriverGraph {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
-    /// Graph nodes in the order of the program's copies.
+    /// Node of each copy, in the order of the program's copies.
     nodes: Vec<sys::CUgraphNode>,
 }
 
 impl DriverGraph {
-    /// Builds the graph. Also returns the times in seconds that the calling thread needs to create the empty graph, to add the nodes with
-    /// their dependencies, and to instantiate the executable graph.
+    /// Builds the graph. Also returns the times in seconds that the calling thread spends in creating the empty graph, in adding the nodes
+    /// with their dependencies, and in instantiating the executable graph.
     pub fn build(binding: &Binding<'_>) -> Result<(DriverGraph, [f64; 3]), Failure> {
         let start = Instant::now();
         let mut built = DriverGraph { graph: null_mut(), exec: null_mut(), nodes: Vec::new() };
@@ -80,7 +82,7 @@ impl DriverGraph {
         Ok((built, seconds))
     }
 
-    /// Changes the nodes to the addresses of another binding of the same program. The graph must not be executing.
+    /// Updates the nodes to the addresses of another binding of the same program. The graph must not be executing.
     pub fn repoint(&self, binding: &Binding<'_>) -> Result<(), Failure> {
         let copies = binding.program.ops.iter().flat_map(|op| op.copies.iter().map(|copy| (op.lane.0 as usize, copy)));
         for (node, (lane, copy)) in self.nodes.iter().zip(copies) {
@@ -111,12 +113,12 @@ impl Drop for DriverGraph {
     }
 }
 
-/// Returns the driver's stream that belongs to a stream of a context on the CUDA backend.
+/// Returns the CUDA stream of a stream handle of a context on the CUDA backend.
 pub fn raw(stream: StreamHandle) -> sys::CUstream {
     with_exposed_provenance_mut(stream.0)
 }
 
-/// Returns the parameters of one contiguous copy. The driver determines from the addresses to which device the memory belongs.
+/// Returns the driver's parameters for one contiguous copy. The driver determines from the addresses on which devices the memory is.
 fn memcpy(dst: u64, src: u64, bytes: u64) -> sys::CUDA_MEMCPY3D {
     let unified = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
     sys::CUDA_MEMCPY3D {

@@ -1,5 +1,5 @@
-//! Compares mpgpu with plain copies in one run. Implements the overview of `mpgpu bench` and the cases of `mpgpu bench --case`. Every byte
-//! is verified.
+//! Compares mpgpu with plain copies (calls of the driver, or of `memcpy`) in one run. Implements the overview of `mpgpu bench` and the
+//! cases of `mpgpu bench --case`. Every byte is verified.
 //!
 //! | file | content |
 //! | --- | --- |
@@ -46,7 +46,7 @@ use std::fs::File;
 use std::io::{Seek, Write};
 use std::path::PathBuf;
 
-/// Reason why the benchmark stopped.
+/// Error that stopped the benchmark.
 pub type Failure = Box<dyn Error>;
 
 /// Command-line arguments of `mpgpu bench` that select and configure cases.
@@ -87,19 +87,19 @@ fn positive_size(text: &str) -> Result<u64, String> {
 }
 
 impl CaseArguments {
-    /// Returns true if the command line asks for the list of cases or for single cases, not for the overview.
+    /// True if the command line asks for the list of cases or for certain cases. False if it asks for the overview.
     pub fn are_named(&self) -> bool {
         self.list || !self.case.is_empty()
     }
 
-    /// Returns the configuration from the environment, with the overrides of the command line.
+    /// Returns the configuration from the environment, in which command-line options take precedence.
     fn config(&self) -> Result<Config, Failure> {
         let said = self.engine.as_ref().map(|engine| ("MPGPU_ENGINE".into(), engine.into()));
         let environment = std::env::vars_os().filter(|(name, _)| said.is_none() || name != "MPGPU_ENGINE");
         Ok(Config::from_pairs(environment.chain(said.clone()))?)
     }
 
-    /// Returns the sizes in bytes at which a case is measured.
+    /// Returns the sizes in bytes at which a case is measured: those of the command line, or else the default sizes.
     fn sizes(&self, case: &Case, on_gpus: bool) -> Vec<u64> {
         if !self.sizes.is_empty() {
             return self.sizes.clone();
@@ -110,7 +110,7 @@ impl CaseArguments {
     }
 }
 
-/// State that all cases share.
+/// Context, buffers and options that all cases use.
 struct Bench<'a> {
     context: &'a Context,
     plain: RefCell<Box<dyn Plain>>,
@@ -140,7 +140,8 @@ pub fn measure(arguments: &CaseArguments, options: &ContextOptions, as_json: boo
         return Ok(cases::list());
     }
     let config = arguments.config()?;
-    // The file is opened before the measurement, so that a run of minutes does not end with a file that cannot be written.
+    // The file is opened before the measurement, so that a run of several minutes does not fail at its end because the file cannot be
+    // written.
     let mut json_file = match &arguments.output {
         Some(path) => Some(File::create(path).map_err(|error| format!("{}: {error}", path.display()))?),
         None => None,
@@ -205,7 +206,7 @@ pub fn measure(arguments: &CaseArguments, options: &ContextOptions, as_json: boo
 }
 
 fn rewrite(file: &mut File, report: &Value) -> Result<(), Failure> {
-    // A pipe or a terminal cannot be rewound. Reports are written to it one after the other.
+    // A pipe or a terminal cannot be rewound, so the reports are written to it one after the other.
     if file.rewind().is_ok() {
         file.set_len(0)?;
     }
@@ -213,7 +214,7 @@ fn rewrite(file: &mut File, report: &Value) -> Result<(), Failure> {
     Ok(writeln!(file)?)
 }
 
-/// Returns the heading of a report. It names the machine and its driver, or notes that no GPU was measured.
+/// Returns the heading of a report, which names the machine and its driver. Without GPUs, it states that no GPU was measured.
 pub fn heading(context: &Context, on_gpus: bool) -> String {
     let version = env!("CARGO_PKG_VERSION");
     if on_gpus {

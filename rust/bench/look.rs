@@ -1,4 +1,4 @@
-//! Measures the overview of `mpgpu bench`, which has one line for each kind of copy, compared with the fastest plain method.
+//! Measures the overview of `mpgpu bench`: one line for each kind of copy, in which mpgpu is compared with the fastest plain method.
 
 use super::cases::{self, HOST_BACKEND_LARGEST};
 use super::compare::{Comparison, Spread};
@@ -7,7 +7,7 @@ use super::{Bench, Failure, is_on_gpus, plain};
 use mpgpu_contexts::Context;
 use std::cell::RefCell;
 
-/// Kinds of copies: the name of each case, and its description in the output. `all_to_all` needs three GPUs.
+/// Cases of the overview, with the name of each case and its description in the output. The case `all_to_all` needs three GPUs.
 pub const LOOKS: [(&str, &str); 8] = [
     ("d2d", "GPU 0 to GPU 1"),
     ("d2d_bidir", "GPU 0 and GPU 1, both directions"),
@@ -28,31 +28,31 @@ pub struct Row {
     pub case: &'static str,
     /// Description of the case in the output.
     pub what: &'static str,
-    /// Size of one transfer in bytes.
+    /// Size of one transfer of the case in bytes.
     pub bytes: u64,
-    /// Result of measuring the case.
+    /// Result of measuring this kind of copy.
     pub result: Looked,
 }
 
 /// Result of measuring one kind of copy.
 pub enum Looked {
-    /// The measurement was made and all bytes were correct.
+    /// The measurement was made, and all data was correct.
     Measured {
-        /// Rate of the fastest plain method in bytes/s.
+        /// Rate of the fastest plain method, in bytes/s.
         plain: f64,
-        /// Rate of mpgpu in bytes/s.
+        /// Rate of mpgpu, in bytes/s.
         mpgpu: f64,
-        /// Number of paths of the plan.
+        /// Total number of paths of mpgpu's plan.
         paths: usize,
     },
-    /// The measurement is not possible here, for this reason.
+    /// The measurement is not possible on this machine. Contains the reason.
     Left(String),
-    /// The copy was refused, or some bytes were wrong. Contains the error.
+    /// The copy failed, or some bytes were wrong. Contains the error.
     Failed(String),
 }
 
-/// Measures every kind of copy and returns one row for each. `bytes` is the size of a transfer; transfers of an all-to-all have a quarter
-/// of this size.
+/// Measures every kind of copy and returns one row for each; calls `done` with each row as soon as it is measured. `bytes` is the size of
+/// one transfer, or `None` for the default. Transfers of an all-to-all have a quarter of this size.
 pub fn look(context: &Context, bytes: Option<u64>, mut done: impl FnMut(&Row)) -> Result<Vec<Row>, Failure> {
     let on_gpus = is_on_gpus(context);
     let gpus = context.machine().gpu_count();
@@ -79,7 +79,7 @@ pub fn look(context: &Context, bytes: Option<u64>, mut done: impl FnMut(&Row)) -
     Ok(rows)
 }
 
-/// Runs the other process (peer) of a benchmark until its standard input ends.
+/// Runs the second process (peer) of a benchmark of two processes. Returns when its standard input ends.
 pub fn peer(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
     super::peer::run(context, seed, bytes)
 }

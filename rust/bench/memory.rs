@@ -1,4 +1,4 @@
-//! Allocates the buffers of one case and size, and verifies that every byte arrived.
+//! Allocates the buffers for a case at one size, and verifies every copied byte.
 //!
 //! Sources contain random bytes that differ between transfers. Before a check the destinations are filled with wrong bytes (poison), and
 //! the device is synchronized. Afterwards every byte is compared on the CPU, including some bytes after the end of each destination, which
@@ -12,15 +12,16 @@ use mpgpu_core::topology::DeviceId;
 use std::hash::{BuildHasher, RandomState};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
-/// Number of bytes after the end of each destination that no copy may modify.
+/// Number of bytes after the end of each destination that are checked. No copy may change them.
 const GUARD: u64 = 256;
 const POISON: u8 = 0xA5;
-/// Distance in bytes between the parts of the pattern that successive transfers use. It is odd, so that misplaced bytes are detected.
+/// Offset in bytes between the parts of the random pattern with which successive sources are filled. It is odd, so that data in the wrong
+/// place is detected.
 const STRIDE: u64 = 4099;
-/// Number of bytes that are copied back and compared at a time.
+/// Number of bytes that are copied back to host memory and compared at a time.
 const BLOCK: u64 = 64 << 20;
 
-/// Random bytes in host memory with which all sources are filled, and a buffer to which data is copied back for comparison.
+/// Random bytes in host memory with which all sources are filled, with a buffer into which copied data is read back for comparison.
 pub struct Pattern<'a> {
     context: &'a Context,
     address: u64,
@@ -30,9 +31,9 @@ pub struct Pattern<'a> {
 }
 
 impl<'a> Pattern<'a> {
-    /// Creates a pattern with a random seed for `transfers` transfers of up to `largest` bytes.
+    /// Creates a pattern from a new random seed, for `transfers` transfers of at most `largest` bytes each.
     pub fn new(context: &'a Context, largest: u64, transfers: usize) -> Result<Pattern<'a>, Failure> {
-        // Each run uses a new seed.
+        // The seed is different in each run.
         Pattern::of_seed(context, largest, transfers, RandomState::new().hash_one(largest))
     }
 
@@ -48,7 +49,7 @@ impl<'a> Pattern<'a> {
             start.write_bytes(0, bytes as usize / 8);
             std::slice::from_raw_parts_mut(start, bytes as usize / 8)
         };
-        // Marsaglia's xorshift (2003), whose state must not be 0.
+        // The generator is Marsaglia's xorshift (2003), whose state must not be 0.
         let mut state = seed | 1;
         for word in words {
             state ^= state << 13;
@@ -75,11 +76,11 @@ impl<'a> Pattern<'a> {
     }
 }
 
-/// Buffers that are allocated for one case and size.
+/// Buffers that are allocated for the copies of one case at one size.
 pub struct Buffers<'a> {
     context: &'a Context,
     pub transfers: Vec<Transfer>,
-    /// Pageable host memory of the case's copies.
+    /// Buffers in pageable host memory.
     ordinary: Vec<Vec<u8>>,
 }
 
@@ -89,7 +90,7 @@ impl<'a> Buffers<'a> {
         let mut buffers = Buffers { context, transfers: Vec::new(), ordinary: Vec::new() };
         for (index, leg) in legs.iter().enumerate() {
             let src = buffers.allocate(leg.src, leg.bytes, leg.pageable)?;
-            // `buffers` owns the memory from here on, so that an error below frees it.
+            // From here on `buffers` owns the memory, so that an error below frees it.
             buffers.transfers.push(Transfer { dst: 0, dst_device: leg.dst, src, src_device: leg.src, bytes: leg.bytes });
             buffers.transfers[index].dst = buffers.allocate(leg.dst, leg.bytes + GUARD, leg.pageable)?;
             let device = if leg.src.is_host() { leg.dst } else { leg.src };
@@ -102,19 +103,19 @@ impl<'a> Buffers<'a> {
         if !(pageable && device.is_host()) {
             return Ok(self.context.allocate(device, bytes)?);
         }
-        // The memory is written so that its pages exist.
+        // The memory is filled so that the operating system allocates its pages now.
         let mut memory = vec![POISON; usize::try_from(bytes)?];
         let address = memory.as_mut_ptr().expose_provenance() as u64;
         self.ordinary.push(memory);
         Ok(address)
     }
 
-    /// Makes every destination byte differ from its source byte.
+    /// Fills every destination with bytes that differ from those of its source.
     pub fn poison(&self, plain: &mut dyn Plain) -> Result<(), Failure> {
         self.transfers.iter().try_for_each(|t| plain.set_now(t.dst_device, t.dst, POISON, t.bytes + GUARD))
     }
 
-    /// Compares every destination byte with the byte with which its source was filled.
+    /// Compares every destination byte with the expected byte of the pattern, and checks the bytes after each destination.
     pub fn check(&self, plain: &mut dyn Plain, pattern: &Pattern<'_>) -> Result<(), Failure> {
         for (index, t) in self.transfers.iter().enumerate() {
             let mut offset = 0;
@@ -154,7 +155,7 @@ impl Drop for Pattern<'_> {
     }
 }
 
-/// Frees the allocations. An address of 0 stands for memory that was not allocated, and is skipped.
+/// Frees the allocations at these addresses. An address of 0 means that nothing was allocated, and is skipped.
 pub fn free(context: &Context, addresses: impl Iterator<Item = u64>) {
     for address in addresses.filter(|address| *address != 0) {
         if let Err(error) = context.free(address) {
@@ -187,7 +188,7 @@ mod tests {
         };
         let [first, second] = [buffers.transfers[0], buffers.transfers[1]];
         assert_eq!(after(&|_| {}), Ok(()));
-        // The result always differs from the byte.
+        // The new value always differs from the old one.
         let flip = |address: u64| {
             // SAFETY: a byte of a buffer of this test.
             unsafe { *with_exposed_provenance_mut::<u8>(address as usize) ^= 1 }

@@ -1,12 +1,12 @@
 //! Emulates narrow links (links of low bandwidth) between GPUs, for the case `d2d_narrow`.
 //!
-//! Behind an NVSwitch, a relay uses the port that the direct copy has already saturated, so several paths between GPUs gain nothing. If
-//! every copy between GPUs is made by a kernel of few threads, the rate of the kernel is the limit instead of the rate of the port. Four
-//! such GPUs then behave like four directly connected V100 (hardware readings, H200: one narrow path 45.6 GB/s). So planner and execution
-//! run as on such a machine, but on real GPUs.
+//! Behind an NVSwitch, a copy through a relay GPU uses the same port as the direct copy, which already saturates that port. So several
+//! paths between GPUs gain nothing there. In this case, every copy between GPUs is made by a kernel of few threads. The rate is then
+//! limited by the kernel instead of the port, and four such GPUs behave like four directly connected V100 (measured on H200: 45.6 GB/s over
+//! one narrow path). So planner and executors can be measured as on such a machine, but on real GPUs.
 //!
-//! The library makes the plans for a topology of direct links. Only the copies between GPUs are changed: the fused copy kernel makes them,
-//! with few thread blocks ([`Bench::narrow_blocks`]).
+//! The library makes its plans for a topology of direct links. The benchmark then changes only the copies between GPUs, which are made by
+//! the fused copy kernel with few thread blocks ([`Bench::narrow_blocks`]).
 
 use super::compare::{Comparison, Contestant, Named, Spread, once};
 use super::{Bench, Case, Failure};
@@ -18,18 +18,18 @@ use mpgpu_devices::cuda::CudaBackend;
 use mpgpu_devices::host::HostBackend;
 use std::sync::Arc;
 
-/// Rate in bytes/s that is assumed for one narrow copy until it is measured.
+/// Rate in bytes/s of one narrow copy that the topology assumes before the rate is measured.
 const ASSUMED: f64 = 45.6e9;
-/// Rate of host memory as a fraction of the rate of a link. It is 12 of 47.9 GB/s, as of PCIe 3 x16 compared with two NVLink 2 (the preset
-/// `beluga`, the papers' machine).
+/// Rate of the link to host memory as a fraction of the rate of a link between GPUs: 12 of 47.9 GB/s, the ratio of PCIe 3 x16 to two NVLink
+/// 2 (the preset `beluga`, the machine of the papers).
 const HOST_SHARE: f64 = 12.0 / 47.9;
-/// Smallest rate in bytes/s of a link in the topology. A copy of a few bytes takes only startup time and would give a very low rate, but
-/// links in a topology, and quarters of them, must have at least 1e3 bytes/s.
+/// Minimum rate in bytes/s of a link in the topology. A copy of a few bytes takes only startup time and would give a very low rate, but
+/// each link in a topology, and a quarter of it, must have at least 1e3 bytes/s.
 const LEAST_RATE: f64 = 1e6;
 const GPUS: u32 = 4;
 
 impl Bench<'_> {
-    /// Measures one copy over one, two and three paths through GPUs, and over three with an additional path through host memory.
+    /// Measures one copy over one, two and three paths through GPUs, and over three such paths with an additional path through host memory.
     pub fn narrow(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let machine = Narrow::open(self, ASSUMED)?;
         let buffers = self.buffers(&machine.context, &(case.legs)(GPUS, size))?;
@@ -55,14 +55,14 @@ impl Bench<'_> {
     }
 }
 
-/// Emulated machine of four GPUs with a narrow link between every two.
+/// Context of an emulated machine of four GPUs with a narrow link between each two of them.
 struct Narrow {
     context: Context,
     backend: Arc<dyn Backend>,
     stream: StreamHandle,
 }
 
-/// Plan whose copies between GPUs are made by kernels, with its staging memory.
+/// Plan whose copies between GPUs are made by kernels, with its staging memory, ready for execution.
 struct Run<'a> {
     machine: &'a Narrow,
     program: Arc<Program>,
@@ -72,7 +72,7 @@ struct Run<'a> {
 }
 
 impl Narrow {
-    /// Opens an emulated machine with links of this rate. Uses virtual devices if there are no GPUs.
+    /// Opens an emulated machine whose links have this rate in bytes/s. Uses virtual devices if there are no GPUs.
     fn open(bench: &Bench<'_>, rate: f64) -> Result<Narrow, Failure> {
         let machine = Machine::new(topology(rate, bench.context.machine().costs().clone()))?;
         let backend: Arc<dyn Backend> = if bench.on_gpus() {
@@ -127,7 +127,7 @@ impl Drop for Run<'_> {
     }
 }
 
-/// Returns the program changed such that the fused copy kernel makes every copy between GPUs.
+/// Returns a copy of `program` in which the fused copy kernel makes every copy between GPUs.
 fn narrowed(program: &Program, transfers: &[Transfer]) -> Program {
     let mut narrowed = program.clone();
     let is_on_gpu = |place: Place| {
@@ -138,7 +138,7 @@ fn narrowed(program: &Program, transfers: &[Transfer]) -> Program {
         };
         !device.is_host()
     };
-    // Kernels must run on the GPU for which they were planned.
+    // Each kernel must run on the GPU for which it was planned, so its stream may not move to another GPU.
     narrowed.lanes.iter_mut().for_each(|lane| lane.also = Gpus::NONE);
     for op in &mut narrowed.ops {
         if op.copies.iter().all(|copy| is_on_gpu(copy.from) && is_on_gpu(copy.to)) {
@@ -178,8 +178,8 @@ mod tests {
         let [src, dst] = [0, 1].map(|gpu| context.allocate(DeviceId::gpu(gpu), bytes).expect("memory"));
         let transfers = [Transfer { dst, dst_device: DeviceId::gpu(1), src, src_device: DeviceId::gpu(0), bytes }];
         let plan = context.plan(&transfers, &PlanOptions { max_paths: Some(4), ..PlanOptions::default() }).expect("a plan");
-        // The plan has three paths through GPUs and one through host memory. The share of host memory is that of its rate, 0.25 of 3.25,
-        // less the cost of its two hops.
+        // The plan has three paths through GPUs and one through host memory. The path through host memory carries a fraction of 0.25 of
+        // 3.25, minus the cost of its two hops.
         assert_eq!(plan.paths(), 4, "{}", plan.describe());
         let planned = &plan.planned().program;
         let narrowed = narrowed(planned, &transfers);

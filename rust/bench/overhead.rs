@@ -1,11 +1,11 @@
-//! Measures `execute_overhead`, the time of the calling thread in `mp_execute`, called through the C ABI. It is compared with calls of the
-//! driver that move the same data in the same stream.
+//! Measures the case `execute_overhead`: the time that the calling thread spends in `mp_execute`, called through the C ABI. It is compared
+//! with driver calls that copy the same data in the same stream.
 //!
-//! The difference is a few hundred nanoseconds in a launch of 25 us. So all methods are executed alternately in one stream, each method
-//! follows each other method equally often, and times are compared within a round. The driver launches a graph of the same nodes, on the
-//! same GPUs and in the same order, but not the library's own executable graph. The `control` measures the difference between two equal
-//! executable graphs: it compares the driver's graph with a second graph built in the same way. A result that is not larger than that of
-//! the control is not significant.
+//! The expected difference is a few hundred nanoseconds of a launch that takes 25 us. So all methods are executed alternately in one
+//! stream, each method follows each other method equally often, and times are compared within a round. The graph that is launched by driver
+//! calls has the same nodes on the same GPUs in the same order as the library's, but it is another executable graph. The row `control`
+//! shows how much two equal executable graphs differ: it compares this graph with a second graph that was built in the same way. A
+//! difference is significant only if it is larger than that of the control.
 
 use super::compare::{Calls, Comparison, Named};
 use super::driver_graph::{Binding, DriverGraph, raw};
@@ -19,7 +19,7 @@ use mpgpu_core::topology::DeviceId;
 use std::ffi::{CStr, CString};
 use std::ptr::{null, null_mut, with_exposed_provenance_mut};
 
-/// Context and plan of the C ABI, which are destroyed when the value is dropped.
+/// Context and plan of the C API, which are destroyed when the value is dropped.
 struct Handles {
     context: mp_context_t,
     plan: mp_plan_t,
@@ -27,7 +27,7 @@ struct Handles {
 
 impl Drop for Handles {
     fn drop(&mut self) {
-        // Errors of the copies have been reported to the callers that waited for the copies.
+        // Errors of the copies have already been reported to the callers that waited for them.
         if !self.plan.is_null() {
             mp_plan_destroy(self.plan);
         }
@@ -78,7 +78,7 @@ impl Bench<'_> {
 
         let stream = self.context.create_stream(DeviceId::gpu(0))?;
         let mut driver = OnCuda::default();
-        // Internal streams that may run on the stream's GPU do so here, as in the library's graph.
+        // An internal stream that may run on the GPU of the caller's stream runs there, as in the library's graph.
         let home = DeviceId::gpu(0);
         let contexts = program.lanes.iter().map(|lane| driver.context_of(lane.device_for(home))).collect::<Result<Vec<_>, _>>()?;
         let ends = [driver.context_of(transfer.dst_device)?, driver.context_of(transfer.src_device)?];

@@ -1,6 +1,6 @@
-//! Runs the other process (peer) of the cases `put_signal` and `put_latency`. This is the same program, started again with `--peer`. The
-//! peer has memory on GPU 1 and a counter, both of which the benchmark maps. It answers each order on standard input with a line on
-//! standard output.
+//! Runs the second process (peer) of the cases `put_signal` and `put_latency`. The peer is the same program, started again with `--peer`.
+//! It has a buffer on GPU 1 (its inbox) and a counter, both of which the benchmark process maps. It executes each order from standard input
+//! and then writes a line to standard output.
 //!
 //! | order | action |
 //! | --- | --- |
@@ -28,20 +28,20 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Time limit of a wait in seconds; longer than any put takes. A peer whose wait fails reports the failure.
+/// Time limit of a wait in seconds, which is longer than any put takes. A peer whose wait fails reports the failure.
 const PATIENCE_SECONDS: f64 = 60.0;
-/// Size of a counter's allocation in bytes, which is one cache line.
+/// Size of the memory that holds a counter, in bytes. It is one cache line.
 const COUNTER_BYTES: u64 = 64;
 
-/// Device of the memory of the benchmark process.
+/// Device on which the benchmark process allocates memory.
 pub const HERE: DeviceId = DeviceId::gpu(0);
-/// Device of the memory of the peer process.
+/// Device on which the peer process allocates memory.
 const THERE: DeviceId = DeviceId::gpu(1);
 
-/// Memory that each of the two processes offers to the other.
+/// Memory that one of the two processes shares with the other: an inbox, a source and a counter.
 pub struct Side<'a> {
     context: &'a Context,
-    /// Buffers of one transfer. The source contains the pattern, and the destination is the inbox.
+    /// Source and destination of one transfer. The source contains the pattern, and the destination is the inbox.
     pub buffers: Buffers<'a>,
     counter: u64,
 }
@@ -61,12 +61,12 @@ impl<'a> Side<'a> {
         Ok(side)
     }
 
-    /// Returns the signal to wait for: the counter of this side with the given value.
+    /// Returns the signal with which a stream waits until the counter has reached `value`.
     pub fn at(&self, value: u64) -> Signal {
         Signal { counter: self.counter, value }
     }
 
-    /// Returns the handles of the inbox and of the counter as text.
+    /// Returns the handles of the inbox and of the counter as text, to send them to the other process.
     fn describe(&self) -> Result<String, Failure> {
         let inbox = self.buffers.transfers[0];
         let handles =
@@ -81,7 +81,7 @@ impl Drop for Side<'_> {
     }
 }
 
-/// Memory of the other process that is mapped in this process.
+/// Inbox and counter of the other process, mapped in this process.
 pub struct Mapped<'a> {
     context: &'a Context,
     inbox: (u64, DeviceId),
@@ -97,8 +97,8 @@ impl<'a> Mapped<'a> {
         Ok(Mapped { context, inbox, counter })
     }
 
-    /// Returns a plan that puts the source of `from` into the inbox of the other process. No other rank copies, so the put may use the path
-    /// through host memory, like a plan whose destination is in this process.
+    /// Returns a plan that copies the source of `from` into the inbox of the other process. No other rank copies at the same time, so the
+    /// put may use the path through host memory.
     pub fn put(&self, from: &Transfer, options: PlanOptions) -> Result<Arc<Plan>, Failure> {
         let host_path = self.context.config().host_path.or(Some(true));
         let transfer = Transfer { dst: self.inbox.0, dst_device: self.inbox.1, ..*from };
@@ -109,11 +109,11 @@ impl<'a> Mapped<'a> {
         Ok(self.context.stream_raise_signals(stream, &[Signal { counter: self.counter, value }])?)
     }
 
-    /// Spins until the counter has reached a value. Both processes map the counter, so a spinning thread in either process sees the value
-    /// at the same time.
+    /// Polls the counter until it has reached a value. Both processes map the counter, so a thread of either process sees the value at the
+    /// same time.
     pub fn see(&self, value: u64) -> Result<(), Failure> {
         let start = Instant::now();
-        // SAFETY: the first 8 bytes of memory that stays imported as long as `self`. Only the other process writes them.
+        // SAFETY: the counter is the first 8 bytes of memory that stays imported as long as `self` lives. Only the other process writes it.
         while !signal::reached(unsafe { signal::load(self.counter) }, value) {
             if start.elapsed().as_secs_f64() > PATIENCE_SECONDS {
                 return Err(format!("the signal {value} did not arrive within {PATIENCE_SECONDS} s").into());
@@ -141,10 +141,10 @@ fn handle_of(text: &str) -> Result<Handle, Failure> {
     Ok(Handle::decode(bytes.as_slice().try_into().map_err(|_| bad())?)?)
 }
 
-/// Executes orders until standard input ends. The memory is filled with the pattern of the seed `seed`, and the inbox has `bytes` bytes.
+/// Executes orders until standard input ends. `seed` is the seed of the pattern in the memory, and `bytes` is the size of the inbox.
 pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
     let mut plain = plain::of(context);
-    // The stream is created first, so that host memory is pinned with this GPU and the benchmark's memory is mapped through it.
+    // The stream is created first, so that its GPU is known when host memory is pinned and the benchmark's memory is mapped.
     let stream = context.create_stream(THERE)?;
     let pattern = Pattern::of_seed(context, bytes, 1, seed)?;
     let side = Side::new(context, &mut *plain, &pattern, THERE, bytes)?;
@@ -158,8 +158,8 @@ pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
             match words[..] {
                 ["join", inbox, counter] => {
                     let mapped = Mapped::new(context, &format!("{inbox} {counter}"))?;
-                    // The put is executed once now, because setting up the first execution may wait for the device, which waits for the
-                    // benchmark during `echo`.
+                    // The put is executed once now, because the first execution may wait for the device. During `echo` the device would be
+                    // waiting for the benchmark process.
                     mapped.put(&side.buffers.transfers[0], PlanOptions::default())?.enqueue(stream)?;
                     context.synchronize_stream(stream)?;
                     bench = Some(mapped);
@@ -194,20 +194,20 @@ pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Peer process as the benchmark process sees it.
+/// Peer process, as seen by the benchmark process.
 pub struct Neighbour<'a> {
     process: Peer,
     pub memory: Mapped<'a>,
 }
 
-/// Child process that is killed when the value is dropped.
+/// Child process that is killed when this value is dropped.
 struct Peer {
     process: Child,
     answers: RefCell<BufReader<std::process::ChildStdout>>,
 }
 
 impl<'a> Neighbour<'a> {
-    /// Starts the peer with an inbox of `bytes` bytes and the same pattern as the benchmark's.
+    /// Starts the peer process. Its inbox has `bytes` bytes, and it has the same pattern as the benchmark process.
     pub fn start(bench: &Bench<'a>, bytes: u64) -> Result<Neighbour<'a>, Failure> {
         let (context, pattern) = (bench.context, &bench.pattern);
         let mut command = Command::new(std::env::current_exe()?);
@@ -228,8 +228,8 @@ impl<'a> Neighbour<'a> {
         self.tell_beside(order, || Ok(()))
     }
 
-    /// Sends an order to the peer and waits until the peer has completed it, while this process executes `part`. Returns the result of
-    /// `part`.
+    /// Sends an order to the peer, runs `part` in this process meanwhile, and waits until the peer has completed the order. Returns the
+    /// result of `part`.
     pub fn tell_beside<T>(&self, order: &str, part: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         writeln!(self.process.process.stdin.as_ref().ok_or("the peer has no standard input")?, "{order}")?;
         let done = part();
@@ -237,7 +237,7 @@ impl<'a> Neighbour<'a> {
         if answer == "done" { done } else { Err(format!("the other process of the benchmark failed during {order:.20}: {answer}").into()) }
     }
 
-    /// Makes the peer map the memory to which its answers are sent.
+    /// Makes the peer map the memory in `side`, to which its answers are sent.
     pub fn join(&self, side: &Side<'_>) -> Result<(), Failure> {
         self.tell(&format!("join {}", side.describe()?))
     }

@@ -1,8 +1,9 @@
-//! Measures `graph_phases`: the time that each step in the life of a CUDA graph takes on the calling thread, by the number of copy nodes.
+//! Measures the case `graph_phases`: the time that the calling thread needs to create, instantiate, launch and update a CUDA graph, for
+//! several numbers of copy nodes.
 //!
-//! The program is one direct copy from GPU 0 to GPU 1 and, at the same time, a tenth of the data in chunks through host memory. This is the
-//! form of a plan with two paths, built here so that it has the requested number of nodes. It is executed alternately as a graph that the
-//! driver's calls build and launch, and by the library's graph engine. The papers' figures (13 and 14 of the paper on graphs) have the same
+//! The graph copies data directly from GPU 0 to GPU 1 and, at the same time, a tenth of the data in chunks through host memory, like a plan
+//! with two paths. It is built here, so that it has the requested number of nodes. It is executed alternately in two ways: as a graph that
+//! is built and launched by driver calls, and by the library's graph engine. The figures 13 and 14 of the paper on graphs have the same
 //! columns.
 
 use super::compare::{Calls, Comparison, Figure, Samples, Spread, once};
@@ -19,9 +20,9 @@ use smallvec::smallvec;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// Numbers of chunks through host memory. They give programs of 3 to 33 copies (the papers: 2 to 34).
+/// Numbers of chunks that are copied through host memory. The programs have 3 to 33 copies (the papers: 2 to 34).
 const CHUNKS: [u64; 5] = [1, 2, 4, 8, 16];
-/// Number of graphs that are built of each program, and number of launches of each graph.
+/// Number of graphs that are built of each program.
 const GRAPHS: usize = 15;
 const LAUNCHES: usize = 11;
 /// Number of executions of each graph at new addresses. It is smaller than the number after which the library creates a second graph.
@@ -33,7 +34,8 @@ impl Bench<'_> {
         Ok(phases.into_iter().flatten().collect())
     }
 
-    /// Measures the first launch of graphs with this many chunks, later launches, and launches at new addresses.
+    /// Measures the first launch, later launches, and launches at new addresses, of graphs whose copies through host memory have this
+    /// number of chunks.
     fn phases(&self, case: &'static Case, size: u64, chunks: u64) -> Result<Vec<Comparison>, Failure> {
         let legs = (case.legs)(2, size);
         let buffers = [self.buffers(self.context, &legs)?, self.buffers(self.context, &legs)?];
@@ -78,7 +80,7 @@ impl Bench<'_> {
             }
             self.verify("a graph of the driver's at new addresses", &mut repoint(1), &[&buffers[1]])?;
 
-            // This is a separate program, so that the library makes a new graph for it.
+            // The program is copied, so that the library makes a new graph for it.
             let program = Arc::new(program.clone());
             let states = [PlanState::default(), PlanState::default()];
             let under_way: RefCell<Vec<Completion>> = RefCell::default();
@@ -132,8 +134,8 @@ impl Bench<'_> {
     }
 }
 
-/// Returns a program of one direct copy and `chunks` chunks, with a tenth of the data in total, through host memory. Each chunk has its own
-/// slot. The program has 1 + 2 · chunks copies.
+/// Returns a program with one direct copy, and with `chunks` chunks through host memory that hold a tenth of the data. Each chunk has its
+/// own staging slot. The program has 1 + 2 · chunks copies.
 fn dual_path(bytes: u64, chunks: u64) -> Result<Program, Failure> {
     let chunk = (bytes / 10 / chunks).max(1);
     let direct = bytes.checked_sub(chunk * chunks).filter(|direct| *direct > 0);

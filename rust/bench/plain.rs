@@ -1,8 +1,8 @@
-//! Implements the plain copies with which mpgpu is compared, and operations that verify data without mpgpu.
+//! Implements the plain copies with which mpgpu is compared, and the copies by which data is verified independently of mpgpu.
 //!
-//! On CUDA these copies are the code of a careful user of the driver. They are asynchronous copies in non-blocking streams that were
-//! created beforehand, with peer access enabled, and with the arrays of a batched copy prepared in advance. On the host backend they are
-//! calls of `memcpy` on the calling thread.
+//! On CUDA, plain copies are written as a careful user of the driver would write them: asynchronous copies in non-blocking streams that
+//! exist already, with peer access enabled, and with the arrays of a batched copy prepared in advance. On the host backend, plain copies
+//! are calls of `memcpy` on the calling thread.
 
 use super::Failure;
 use cudarc::driver::sys::{self, CUresult};
@@ -15,14 +15,16 @@ use std::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut};
 /// Method by which the plain copies of one communication step are made.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// One call for each copy; all copies are in one stream.
+    /// One driver call for each copy, all in one stream.
     OneStream,
-    /// One call for each copy; each copy is in its own stream. The streams are not ordered, and the host waits for one after the other.
+    /// One driver call for each copy, each in its own stream. There are no dependencies between the streams, and the host waits for each of
+    /// them.
     Streams,
-    /// Like [`Manner::Streams`], but an event forks the streams from one caller's stream, and events join them to it. So the step is
-    /// ordered after earlier and before later work in that stream, as by `mp_execute`. The first copy is in the caller's stream itself.
+    /// One driver call for each copy, each in its own stream, except the first copy, which is in the caller's stream. Events fork the other
+    /// streams from the caller's stream and join them to it again. So the communication step is ordered after earlier work and before later
+    /// work in the caller's stream, as with `mp_execute`.
     Joined,
-    /// One call of the driver for all copies.
+    /// One driver call for all copies.
     Batched,
     /// One `memcpy` for each copy on the calling thread.
     Memcpy,
@@ -40,21 +42,21 @@ impl Manner {
     }
 }
 
-/// Plain copies on nodes with or without GPUs.
+/// Plain copies (copies without mpgpu), with an implementation for nodes with GPUs and one for nodes without.
 pub trait Plain {
     /// Returns the methods in `wanted` that this node supports.
     fn manners(&self, wanted: &[Manner]) -> Vec<Manner>;
-    /// Prepares repeated calls of `issue` for these copies.
+    /// Prepares the copies that later calls of `issue` start.
     fn prepare(&mut self, copies: &[Transfer]) -> Result<(), Failure>;
     /// Starts the prepared copies with the method `manner`.
     fn issue(&mut self, manner: Manner) -> Result<(), Failure>;
     /// Blocks until the copies that were started with `manner` are done.
     fn wait(&mut self, manner: Manner) -> Result<(), Failure>;
-    /// Makes the context of a GPU current, as in a program that copies from it.
+    /// Makes the CUDA context of a GPU current, as in a program that copies from this GPU.
     fn make_current(&mut self, device: DeviceId) -> Result<(), Failure>;
-    /// Copies between `device` and host memory. Returns when the data has arrived.
+    /// Copies `bytes` bytes between `device` and host memory, and returns when the data has arrived.
     fn copy_now(&mut self, device: DeviceId, dst: u64, src: u64, bytes: u64) -> Result<(), Failure>;
-    /// Sets every byte of a range to `value`. Returns when all bytes are set.
+    /// Sets every byte of a range to `value`, and returns when all bytes are set.
     fn set_now(&mut self, device: DeviceId, dst: u64, value: u8, bytes: u64) -> Result<(), Failure>;
 }
 
@@ -63,7 +65,7 @@ pub fn of(context: &Context) -> Box<dyn Plain> {
     if super::is_on_gpus(context) { Box::new(OnCuda::default()) } else { Box::new(OnHost::default()) }
 }
 
-/// Copies by `memcpy`. On the host backend all memory belongs to the process.
+/// Plain copies by `memcpy`, for the host backend, on which all memory belongs to the process.
 #[derive(Default)]
 pub struct OnHost {
     copies: Vec<Transfer>,
@@ -116,26 +118,27 @@ fn set(dst: u64, value: u8, bytes: u64) {
     unsafe { with_exposed_provenance_mut::<u8>(dst as usize).write_bytes(value, bytes as usize) };
 }
 
-/// Copies by the CUDA driver. The value is created after mpgpu has opened a CUDA context, so the driver is already loaded and initialized.
+/// Plain copies by the CUDA driver. The value is created after mpgpu has opened a CUDA context, so the driver is already loaded and
+/// initialized.
 #[derive(Default)]
 pub struct OnCuda {
     gpus: BTreeMap<i32, Gpu>,
     /// Pairs of GPUs for which peer access is enabled, with the lower number first.
     joined: BTreeSet<(DeviceId, DeviceId)>,
     copies: Vec<Transfer>,
-    /// Stream of each copy. The first is the caller's stream for [`Manner::Joined`].
+    /// Stream of each copy, in the order of the copies. The first is the caller's stream for [`Manner::Joined`].
     streams: Vec<Stream>,
-    /// Arrays of the batched copy: destinations, sources and sizes.
+    /// Addresses of the destinations, addresses of the sources, and sizes, as arrays for the batched copy.
     batch: (Vec<u64>, Vec<u64>, Vec<usize>),
 }
 
-/// GPU in use, with its primary CUDA context and its streams, which exist until the process ends.
+/// GPU in use, with its primary CUDA context and the streams that exist on it. They exist until the process ends.
 struct Gpu {
     context: sys::CUcontext,
     streams: Vec<Stream>,
 }
 
-/// Non-blocking stream, with an event on the same GPU by which other streams wait for its work.
+/// Non-blocking stream with an event, through which other streams can wait for its work.
 #[derive(Copy, Clone)]
 struct Stream {
     raw: sys::CUstream,
@@ -143,7 +146,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Creates a stream on the GPU whose context is current.
+    /// Creates a stream on the GPU whose CUDA context is current.
     fn new() -> Result<Stream, Failure> {
         let (mut raw, mut event) = (null_mut(), null_mut());
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -155,13 +158,13 @@ impl Stream {
         Ok(Stream { raw, event })
     }
 
-    /// Records the event after the current work of the stream.
+    /// Records the event after all work that is now in the stream.
     fn record(&self) -> Result<(), Failure> {
         // SAFETY: a stream and an event of one context, both kept until the process ends.
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.event, self.raw) })
     }
 
-    /// Makes later work of this stream wait for the event of the other stream.
+    /// Makes later work of this stream wait for the recorded event of `other`.
     fn wait_for(&self, other: &Stream) -> Result<(), Failure> {
         // SAFETY: as above.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, other.event, 0) })
@@ -169,7 +172,7 @@ impl Stream {
 }
 
 impl OnCuda {
-    /// Makes the primary context of a GPU current, like `cudaSetDevice`. For host memory this is the context of GPU 0.
+    /// Makes the primary context of a GPU current, like `cudaSetDevice`. Host memory is treated as GPU 0.
     fn enter(&mut self, device: DeviceId) -> Result<&mut Gpu, Failure> {
         let ordinal = device.0.max(0);
         let gpu = match self.gpus.entry(ordinal) {
@@ -186,7 +189,7 @@ impl OnCuda {
         Ok(gpu)
     }
 
-    /// Returns the primary context of a GPU and makes it current. For host memory this is the context of GPU 0.
+    /// Returns the primary context of a GPU and makes it current. Host memory is treated as GPU 0.
     pub fn context_of(&mut self, device: DeviceId) -> Result<sys::CUcontext, Failure> {
         Ok(self.enter(device)?.context)
     }
@@ -280,7 +283,7 @@ impl Plain for OnCuda {
         for copy in copies {
             self.enter(copy.dst_device)?;
             self.enable_access(copy.src_device, copy.dst_device)?;
-            // A copy is fastest in a stream of the GPU that owns its source.
+            // A copy is fastest in a stream of the GPU on which its source is.
             let owner = if copy.src_device.is_host() { copy.dst_device } else { copy.src_device };
             let index = taken.entry(owner).or_default();
             let gpu = self.enter(owner)?;
@@ -320,7 +323,7 @@ impl Plain for OnCuda {
         self.enter(device)?;
         // SAFETY: both ranges lie in allocations of the benchmark.
         check("cuMemcpy", unsafe { sys::cuMemcpy(dst, src, bytes as usize) })?;
-        // SAFETY: the call has no argument. It is needed because a copy may return before its bytes have arrived.
+        // SAFETY: the call has no argument. It is needed because a copy may return before its data has arrived.
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
     }
 

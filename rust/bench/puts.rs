@@ -1,13 +1,14 @@
 //! Measures puts with signal into memory of another process: `put_signal` and `put_latency`.
 //!
-//! A put with signal is a plan whose destination is imported memory, followed by setting a counter in the same stream. It has arrived when
-//! the counter, in memory that both processes map, has the new value. It is compared with three other copies. The first is the same plan
-//! into memory of this process. The second is the put without the signal, which separates the cost of the signal from the cost of another
-//! process's memory. The third is the same put timed until its stream is done, which is later than its arrival. Each measured put follows
-//! an execution of the same plan that is not timed, as in a loop over one buffer. With `by turns` it follows a copy into other memory.
+//! A put with signal is a plan whose destination is imported memory, followed by setting a counter in the same stream. The put has arrived
+//! when the counter, which both processes map, has the new value. It is compared with three other measurements. The first is the same plan
+//! with a destination in this process. The second is the put without the signal; it shows which part of the cost is that of the signal, and
+//! which part is that of memory of another process. The third is the same put, timed until its stream is idle, which is later than its
+//! arrival. Before each measured put the same plan is executed once without timing, as in a loop over one buffer. In the rows `by turns` a
+//! copy into other memory precedes instead.
 //!
-//! The latency is half of a round trip between two streams, measured over many trips that both processes enqueue beforehand. It is also
-//! measured for a node plan of one transfer, which makes put, signal and wait in one call.
+//! The latency is half the time of a round trip between streams of two processes, averaged over many round trips that both processes
+//! enqueue beforehand. It is also measured for a node plan of one transfer, which does put, signal and wait in one call.
 
 use super::ball::Ball;
 use super::compare::{Comparison, Contestant, Samples, contest};
@@ -18,36 +19,36 @@ use mpgpu_contexts::{Context, Plan, PlanOptions};
 use std::cell::Cell;
 use std::time::Instant;
 
-/// Methods of timing puts. Each entry holds the number of puts in one stream before the host waits (UCX's benchmark in tests/gpu/ucx has
-/// four in flight), true if an equal number of puts that are not timed precedes, and the name of the comparison in one process.
+/// Variations of the measurement. Each entry holds the number of puts that are enqueued before the host waits (UCX's benchmark in
+/// tests/gpu/ucx has four in flight), true if as many puts precede without being timed, and the name of the comparison in one process.
 const WAYS: [(usize, bool, &str); 3] =
     [(1, true, "in one process"), (4, true, "in one process, in a row"), (1, false, "in one process, by turns")];
-/// Number of round trips that are enqueued together. With three operations for each trip, they are well below the thousand operations that
+/// Number of round trips that are enqueued together. Each takes three operations, so their total is well below the thousand operations that
 /// a CUDA stream can hold.
 const TRIPS: u64 = 100;
 const TURNS: u32 = 21;
 
-/// Executions of one plan in one stream. Each is followed by a signal if there is a receiver.
+/// Method that executes a plan several times in one stream. If there is a receiver (`to`), each execution is followed by a signal to it.
 struct Puts<'a> {
     context: &'a Context,
     plan: &'a Plan,
     stream: StreamHandle,
     in_a_row: usize,
-    /// True if an execution that is not timed precedes each timed execution.
+    /// True if the same executions precede without being timed.
     again: bool,
     to: Option<&'a Neighbour<'a>>,
-    /// True to wait for the last signal, false to wait for the stream.
+    /// True if the method waits until the last signal has arrived, false if it waits for the stream.
     until_seen: bool,
-    /// Value to which the last signal sets the counter.
+    /// Value of the counter in the last signal that was sent. All methods of one comparison share it.
     raised: &'a Cell<u64>,
 }
 
 impl Puts<'_> {
-    /// Executes the puts and makes the receiver compare every byte.
+    /// Executes the puts once and makes the receiver compare every byte.
     fn arrive(&mut self, peer: &Neighbour<'_>) -> Result<(), Failure> {
         peer.tell("poison")?;
         self.issue()?;
-        // The receiver checks the data as soon as it sees the signal, and waits for nothing else.
+        // The receiver checks the data as soon as it sees the last signal.
         peer.tell(&format!("await {}", self.raised.get()))?;
         peer.tell("check")?;
         Ok(self.context.synchronize_stream(self.stream)?)
@@ -59,7 +60,7 @@ impl Contestant for Puts<'_> {
         if self.again {
             self.issue()?;
         }
-        // The stream may still be finishing after the signal was seen.
+        // The stream may not be idle yet when the signal has arrived.
         Ok(self.context.synchronize_stream(self.stream)?)
     }
 
@@ -83,7 +84,7 @@ impl Contestant for Puts<'_> {
 }
 
 impl Bench<'_> {
-    /// Compares puts with signal with executions of the same plan into memory of this process.
+    /// Compares puts with signal into memory of another process with executions of the same plan into memory of this process.
     pub fn put_signal(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
         let peer = Neighbour::start(self, size)?;
@@ -118,7 +119,7 @@ impl Bench<'_> {
         Ok(results)
     }
 
-    /// Compares puts with signal with the same puts over one path.
+    /// Compares puts with signal over several paths with the same puts over one path.
     pub fn put_paths(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
         let peer = Neighbour::start(self, size)?;
@@ -146,7 +147,7 @@ impl Bench<'_> {
         Ok(vec![Comparison::of(case, size, 1, &put, samples)])
     }
 
-    /// Measures half of a round trip of a put with signal, and of a signal alone.
+    /// Measures half the time of a round trip: of a put with signal, of a signal alone, and of a node plan.
     pub fn put_latency(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let side = Side::new(self.context, &mut **self.plain.borrow_mut(), &self.pattern, HERE, size)?;
         let gate = Side::new(self.context, &mut **self.plain.borrow_mut(), &self.pattern, HERE, 1)?;
@@ -155,7 +156,7 @@ impl Bench<'_> {
         let [stream, opener] = [self.context.create_stream(HERE)?, self.context.create_stream(HERE)?];
         let put = peer.memory.put(&side.buffers.transfers[0], PlanOptions::default())?;
 
-        // The put is executed once before the gate is closed, because setting up the first execution may wait for the device.
+        // The put is executed once before the gate is closed, because its first execution may wait for the device.
         put.enqueue(stream)?;
         self.context.synchronize_stream(stream)?;
         side.buffers.poison(&mut **self.plain.borrow_mut())?;
@@ -180,7 +181,7 @@ impl Bench<'_> {
                     self.context.stream_wait_signals(stream, &[side.at(value)])?;
                 }
                 let issue = start.elapsed();
-                // Both processes have enqueued everything, so nothing waits for a host any more.
+                // Both processes have enqueued everything, so the measured time includes no work of a host thread.
                 let start = Instant::now();
                 self.context.stream_raise_signals(opener, &[open])?;
                 self.context.synchronize_stream(stream)?;

@@ -1,4 +1,4 @@
-//! Formats results as a table and as JSON.
+//! Formats the results of the benchmark as a table and as JSON.
 
 use super::compare::{Comparison, Figure, Samples, Spread};
 use mpgpu_core::units::size;
@@ -8,7 +8,7 @@ use std::fmt::Write;
 const MICROSECONDS: f64 = 1e6;
 
 impl Comparison {
-    /// Returns a summary of one line, which is printed while other measurements still run.
+    /// Returns a summary of the comparison in one line, which is printed while other measurements still run.
     pub fn line(&self) -> String {
         let median = |samples: &Samples| Spread::of(&samples.total).median * MICROSECONDS;
         let mut text = format!("{} {:.1} us", self.mpgpu.name, median(&self.mpgpu));
@@ -71,7 +71,7 @@ fn spread(seconds: &[f64]) -> String {
     if median < 100.0 { format!("{median:.2} ({min:.2}-{max:.1})") } else { format!("{median:.1} ({min:.1}-{max:.1})") }
 }
 
-/// Returns a table with one line for each comparison, followed by a legend.
+/// Returns all comparisons as a table with one line for each, followed by a legend.
 pub fn table(results: &[Comparison]) -> String {
     let heads = [
         "case",

@@ -1,4 +1,4 @@
-//! Compares executions of one plan with plain copies of the same data.
+//! Compares executions of one plan with plain copies of the same data, one execution at a time or several in flight.
 
 use super::compare::{Comparison, Contestant, Executions, Named, Samples};
 use super::memory::Buffers;
@@ -8,12 +8,12 @@ use mpgpu_backend::StreamHandle;
 use mpgpu_contexts::{Plan, Transfer};
 use std::cell::RefCell;
 
-/// Number of executions that are made before the memory is freed, in the case `d2d_anew`.
+/// Number of executions of the plan in the case `d2d_anew` before its memory is freed and allocated again.
 const EARLIER: usize = 3;
-/// Numbers of puts in flight in the case `put_window`, as in the papers' bandwidth figures (OSU micro-benchmarks).
+/// Numbers of puts in flight (window sizes) in the case `put_window`, as in the bandwidth figures of the papers (OSU micro-benchmarks).
 const WINDOWS: [usize; 3] = [1, 4, 16];
 
-/// Plain copies that were prepared last, with the method by which they are made.
+/// Method that makes the plain copies that were prepared last.
 struct PlainCopies<'a> {
     plain: &'a RefCell<Box<dyn Plain>>,
     manner: Manner,
@@ -30,11 +30,11 @@ impl Contestant for PlainCopies<'_> {
 }
 
 impl Bench<'_> {
-    /// Measures isolated executions of one plan.
+    /// Compares isolated executions of one plan with plain copies by each method in `against`.
     pub fn step(&self, case: &'static Case, size: u64, against: &[Manner]) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
         let plan = self.context.plan(&buffers.transfers, &Default::default())?;
-        // The stream is the one that a caller would use: a stream of the GPU from which the first transfer starts.
+        // As a caller would do, use a stream of the GPU that holds the source of the first transfer.
         let first = buffers.transfers[0];
         let stream = self.context.create_stream(if first.src_device.is_host() { first.dst_device } else { first.src_device })?;
         let samples = self.against_plain(&buffers, &plan, vec![stream], &buffers.transfers, against)?;
@@ -42,7 +42,7 @@ impl Bench<'_> {
         Ok(vec![Comparison::of(case, size, buffers.transfers.len(), &plan, samples)])
     }
 
-    /// Measures a step in memory that has the same addresses as freed memory in which the plan was executed before.
+    /// Measures a plan after its memory was freed and allocated again at the same addresses.
     pub fn anew(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
         let plan = self.context.plan(&buffers.transfers, &Default::default())?;
@@ -55,8 +55,8 @@ impl Bench<'_> {
         self.step(case, size, &[Manner::OneStream])
     }
 
-    /// Measures several executions of one plan in flight. For each number of executions (window), they are in one stream, and then in
-    /// separate streams. All puts of a window have the same source and destination, as in osu_bw.
+    /// Measures several puts in flight, for each number of puts in [`WINDOWS`]. The puts are first in one stream, then in a stream each. As
+    /// in osu_bw, all of them have the same source and destination.
     pub fn windows(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
         let plan = self.context.plan(&buffers.transfers, &Default::default())?;
@@ -79,7 +79,7 @@ impl Bench<'_> {
         Ok(results)
     }
 
-    /// Compares one execution in each stream of `streams` with `copies`, which move the same data.
+    /// Compares one execution of `plan` in each stream of `streams` with the plain copies `copies`, which copy the same data.
     fn against_plain(
         &self,
         buffers: &Buffers<'_>,

@@ -10,12 +10,12 @@ use std::error::Error;
 use std::path::Path;
 use std::str::FromStr;
 
-/// Error that ended a subcommand.
+/// Error that ends a subcommand, as shown to the user.
 pub type Failure = Box<dyn Error>;
 
-/// Returns a parser that accepts the names in `values` and returns the value that belongs to the given name.
+/// Returns a parser for command-line values that accepts the names in `values`, and returns the value that belongs to the given name.
 pub fn named<T: Copy + Send + Sync + 'static, const N: usize>(values: [(&'static str, T); N]) -> impl TypedValueParser<Value = T> {
-    // The parser accepts no other name.
+    // The parser has already rejected other names.
     let value = move |name: String| values.iter().find(|(known, _)| *known == name).unwrap_or(&values[0]).1;
     PossibleValuesParser::new(values.map(|(name, _)| name)).map(value)
 }
@@ -51,7 +51,7 @@ pub struct StagedPaths {
 }
 
 impl StagedPaths {
-    /// Returns the options as the planner uses them.
+    /// Returns the options in the form that the planner takes.
     pub fn options(&self) -> Options {
         let default = Options::default();
         Options {
@@ -65,12 +65,12 @@ impl StagedPaths {
     }
 }
 
-/// Parses the value of `--relay-gpus`. A wrapper is needed because clap accepts no `&str` as an error.
+/// Parses the value of `--relay-gpus`. This wrapper exists because clap requires an error type other than `&str`.
 fn relays(text: &str) -> Result<Relays, String> {
     text.parse().map_err(str::to_owned)
 }
 
-/// Transfer that the user requests, written `gpu0:gpu1:64M`.
+/// Transfer that the user requests on the command line, written `gpu0:gpu1:64M`.
 #[derive(Copy, Clone)]
 pub struct Transfer {
     pub src: DeviceId,
@@ -90,16 +90,16 @@ impl FromStr for Transfer {
     }
 }
 
-/// Parses a device, written `gpu0` or `host0`.
+/// Parses the name of a device, such as `gpu0` or `host0`.
 pub fn device(text: &str) -> Result<DeviceId, String> {
-    // Device numbers of the C ABI are signed 32-bit integers.
+    // Device numbers in the C ABI are signed 32-bit integers, so numbers from 2^30 are rejected.
     let number = |digits: &str| digits.parse::<u32>().ok().filter(|&n| n < 1 << 30);
     let gpu = text.strip_prefix("gpu").and_then(number).map(DeviceId::gpu);
     gpu.or_else(|| text.strip_prefix("host").and_then(number).map(DeviceId::host))
         .ok_or_else(|| format!("{text}: a device is gpu0, gpu1, … or host0, host1, …"))
 }
 
-/// Returns the description of a transfer between these devices for the planner. Host memory is pinned unless `pageable` is set.
+/// Returns the planner's description of a transfer between these devices. If `pageable` is true, host memory is pageable, otherwise pinned.
 pub fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64, pageable: bool) -> Shape {
     let kind = |device: DeviceId| match (device.is_host(), pageable) {
         (false, _) => MemoryKind::Device,
@@ -109,12 +109,12 @@ pub fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64, pageable: b
     Shape { source: 0, dst_device, src_device, dst_kind: kind(dst_device), src_kind: kind(src_device), bytes }
 }
 
-/// Parses a size in bytes, written like `64M`.
+/// Parses a size in bytes, such as `64M`.
 pub fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| format!("{text}: {error}"))
 }
 
-/// Writes a file that the user has named.
+/// Writes `text` to a file that the user has named. The error names the file.
 pub fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
     std::fs::write(path, text).map_err(|error| {
         let advice = match error.kind() {

@@ -1,4 +1,4 @@
-//! `mpgpu doctor` reports what works, is slow or is refused on this machine.
+//! Implements `mpgpu doctor`, which reports what works, is slow or is refused on this machine.
 
 use crate::arguments::Failure;
 use clap::Args;
@@ -15,9 +15,9 @@ pub struct DoctorArguments {
     json: bool,
 }
 
-/// Returns the report, and true if no finding has the level "refused".
+/// Runs the subcommand. Returns the report, and true if no finding has the severity "refused".
 pub fn run(arguments: &DoctorArguments) -> Result<(String, bool), Failure> {
-    // The report already contains the messages that the log would show.
+    // Messages of the log are disabled, because the report already contains the same facts.
     if std::env::var_os("MPGPU_LOG").is_none() {
         log::set_max_level(log::LevelFilter::Off);
     }
@@ -35,7 +35,7 @@ fn count(found: &[Finding], level: Level) -> usize {
 }
 
 fn to_text(facts: &Facts, found: &[Finding]) -> String {
-    // Lines of several ranks can be interleaved, so each line starts with the rank.
+    // The lines of several ranks can be interleaved, so each line starts with its rank.
     let rank = facts.rank.as_ref().map_or(String::new(), |rank| match rank.local {
         Some(local) => format!("[{}.{local}] ", rank.number),
         None => format!("[{}] ", rank.number),

@@ -1,20 +1,20 @@
-//! Finds the machine that a subcommand describes.
+//! Finds the machine for which a subcommand is called.
 
 use crate::arguments::Failure;
 use mpgpu_contexts::{Config, DISCOVERED, Origin, PROBED, machine_here};
 use mpgpu_core::topology::{self, Machine};
 use mpgpu_devices::cuda;
 
-/// A machine and the origin of its description.
+/// Machine (topology) with the origin of its description.
 pub struct Source {
     pub machine: Machine,
-    /// `preset`, `file`, `discovered` or `probed`.
+    /// Origin of the topology: `preset`, `file`, `discovered` (reported by the driver) or `probed` (measured).
     pub origin: &'static str,
-    /// Remark on the quality of the figures.
+    /// Remark on the quality of the topology's figures, for the user.
     pub remark: String,
 }
 
-/// Returns a preset, a topology file, or the `discovered` or `probed` topology of this machine.
+/// Returns the machine for a name: a preset, the path of a topology file, or `discovered` or `probed` for this machine.
 pub fn named(name: &str) -> Result<Source, Failure> {
     if [DISCOVERED, PROBED].contains(&name) {
         return match cuda::device_count() {
@@ -30,8 +30,8 @@ pub fn named(name: &str) -> Result<Source, Failure> {
     Ok(Source { machine, origin, remark })
 }
 
-/// Returns the machine that a context uses by default: the one that `MPGPU_TOPOLOGY` names, otherwise the probed or discovered one of the
-/// visible GPUs. The inner error is the reason why there are no GPUs.
+/// Returns the machine that a context uses by default: the one that `MPGPU_TOPOLOGY` names, or else the probed or discovered topology of
+/// the visible GPUs. The inner error is the reason why this machine has no usable GPU.
 pub fn found() -> Result<Result<Source, Failure>, Failure> {
     let config = Config::from_environment()?;
     match &config.topology {
@@ -58,7 +58,8 @@ fn here(config: &Config) -> Result<Source, Failure> {
     Ok(Source { machine, origin, remark: remark + "\nGPUs are numbered in the order of CUDA_VISIBLE_DEVICES." })
 }
 
-/// Returns the named machine, or the one that a context uses by default, or the default preset.
+/// Returns the machine called `name`. If `name` is `None`, returns the machine that a context uses by default, or the default preset on a
+/// machine without GPUs.
 pub fn in_force(name: Option<&str>) -> Result<Source, Failure> {
     match name {
         Some(name) => named(name),

@@ -1,7 +1,8 @@
-//! The `mpgpu` command. It shows what mpgpu knows about a machine and what the library would do there. It needs no GPU.
+//! Implements the `mpgpu` command, which shows what mpgpu knows about a machine and how the library would copy data there. It also works on
+//! machines without GPUs.
 //!
-//! Each subcommand has one file or folder. This holds the arguments, a type that derives [`clap::Args`], and a function `run` that returns
-//! the text for standard output.
+//! Each subcommand has one file or folder. It contains the arguments, as a type that derives [`clap::Args`], and a function `run` that
+//! returns the text for standard output.
 
 mod arguments;
 mod bench;
@@ -121,7 +122,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints the requested help or version, or the reason why the arguments are refused.
+/// Prints the help or version that the user requested, or the reason why the arguments are invalid. Returns the exit code.
 fn explain(refusal: &clap::Error) -> ExitCode {
     let printed = refusal.print().and_then(|()| std::io::stdout().flush());
     if let Err(error) = unless_closed(printed) {
@@ -131,15 +132,15 @@ fn explain(refusal: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(refusal.exit_code()).unwrap_or(2))
 }
 
-/// Treats the error of a closed pipe (`mpgpu topo | head`) as success.
+/// Treats a closed standard output (as in `mpgpu topo | head`) as success.
 fn unless_closed(written: std::io::Result<()>) -> std::io::Result<()> {
     written.or_else(|error| if error.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
-/// Runs the subcommand. Returns true if it found no problem.
+/// Runs the selected subcommand. Returns true if it found no problem.
 fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let mut is_sound = true;
-    // Subcommands that need the environment report an invalid variable themselves; several subcommands do not need it.
+    // An invalid variable is ignored here. Some subcommands need no environment, and the others report the error themselves.
     if let Ok(config) = mpgpu_contexts::Config::from_environment() {
         mpgpu::log::configure(config.log);
     }

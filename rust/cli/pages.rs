@@ -1,4 +1,5 @@
-//! `mpgpu pages` writes the manual pages and shell completions of this command, for those who build packages. The help does not list it.
+//! Implements `mpgpu pages`, which writes the manual pages and shell completions of this command. It is meant for builders of packages, so
+//! `--help` does not list it.
 
 use crate::arguments::Failure;
 use clap::Args;

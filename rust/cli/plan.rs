@@ -1,4 +1,4 @@
-//! `mpgpu plan` shows the plan for given transfers.
+//! Implements `mpgpu plan`, which shows the plan for given transfers.
 
 use crate::arguments::{Failure, StagedPaths, Transfer, engine, shape, size};
 use crate::machine;
@@ -51,7 +51,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Returns the options for a context, which completes them from the environment.
+    /// Returns the options for a context, which takes values that are missing here from the environment.
     pub fn plan_options(&self) -> PlanOptions {
         PlanOptions {
             engine: self.engine,
@@ -67,7 +67,7 @@ impl Request {
         }
     }
 
-    /// Returns the options for the planner alone, which does not read the environment.
+    /// Returns the options for the planner alone. The environment has no influence.
     pub fn options(&self) -> Options {
         let default = self.staged.options();
         Options {
@@ -79,21 +79,21 @@ impl Request {
         }
     }
 
-    /// Returns the transfers as the planner describes them.
+    /// Returns the planner's description of each requested transfer.
     pub fn batch(&self) -> Vec<Shape> {
         let mut first: BTreeMap<_, u32> = BTreeMap::new();
         let mut source = |at: u32, t: &Transfer| if self.one_source { *first.entry((t.src, t.bytes)).or_insert(at + 1) } else { 0 };
         (0..).zip(&self.transfers).map(|(at, t)| Shape { source: source(at, t), ..shape(t.src, t.dst, t.bytes, self.pageable) }).collect()
     }
 
-    /// Returns the index of the first transfer that has the same source as the transfer with index `at`.
+    /// Returns the index of the first transfer that reads the same source as the transfer with index `at`.
     pub fn source_of(&self, at: usize) -> usize {
         let of = &self.transfers[at];
         let same = |other: &Transfer| (other.src, other.bytes) == (of.src, of.bytes);
         self.transfers.iter().position(same).filter(|_| self.one_source).unwrap_or(at)
     }
 
-    /// Returns the selected machine, and the plan of the transfers on this machine.
+    /// Plans the requested transfers. Returns the selected machine and the plan.
     pub fn plan(&self) -> Result<(Machine, Plan), Failure> {
         let machine = machine::in_force(self.topology.as_deref())?.machine;
         let plan = plan(&machine, &self.batch(), &self.options())?;
@@ -101,7 +101,7 @@ impl Request {
     }
 }
 
-/// Returns the plan as text. With `--json` prints the plan while it is being serialised and returns an empty text.
+/// Runs the subcommand. Returns the plan as text. With `--json`, prints the plan directly and returns an empty text.
 pub fn run(arguments: &PlanArguments) -> Result<String, Failure> {
     let (machine, plan) = arguments.what.plan()?;
     if arguments.json {

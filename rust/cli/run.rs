@@ -1,4 +1,4 @@
-//! `mpgpu run` runs an unmodified program and accelerates its copies.
+//! Implements `mpgpu run`, which runs an unmodified program and accelerates its copies.
 
 mod sums;
 
@@ -51,8 +51,9 @@ pub struct RunArguments {
     program: Vec<OsString>,
 }
 
-/// Runs the program as a child on the same terminal, and reports what happened to the copies of all processes that descend from it. Then
-/// this process ends in the same way as the program: with its exit code or by its signal. Returns only if the program could not be started.
+/// Runs the program as a child process on the same terminal. Then reports the copies of the program and of all its descendants. Finally
+/// ends this process in the same way as the program ended: with its exit code, or by the same signal. Returns only if the program could not
+/// be started.
 pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
     let library = match &arguments.library {
         Some(path) => path.canonicalize().map_err(|error| format!("--library {}: {error}", path.display()))?,
@@ -83,7 +84,7 @@ pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
     program.env("ASAN_OPTIONS", behind_sanitizers(env::var_os("ASAN_OPTIONS")));
     let sums = Sums::new()?;
     program.env("MPGPU_PRELOAD_SUMS", sums.path());
-    // Signal handlers are installed before the child exists, so that no signal is lost.
+    // Signal handlers are installed before the child process is started, so that no signal is lost.
     let ignored = ignored_signals()?;
     let watched = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
     let mut signals = SignalsInfo::new(watched.chain([SIGCHLD]))?;
@@ -95,26 +96,26 @@ pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
         }
     };
     let status = wait(&mut child, &mut signals)?;
-    // A failure to write the report must not change how this process ends.
+    // If the report cannot be written, this process still ends as the program did.
     let _ = std::io::stderr().write_all(sums.report(arguments.check)?.as_bytes());
     if let Some(signal) = status.signal() {
-        // A core file is useful only from the program itself, so this process writes none.
+        // Only the program's own core file is useful, so this process must not write one when it ends by the same signal.
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
         signal_hook::low_level::emulate_default_handler(signal)?;
     }
     std::process::exit(status.code().unwrap_or(1))
 }
 
-/// Returns the signals that this process was started to ignore, for example by `nohup`, as a bit mask in which signal 1 has the lowest bit.
-/// The program inherits them, unless this process catches them.
+/// Returns the signals that this process inherited as ignored, for example from `nohup`. The result is a bit mask in which signal 1 is the
+/// lowest bit. The program inherits them too, unless this process installs a handler.
 fn ignored_signals() -> Result<u64, Failure> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).ok_or("/proc/self/status has no SigIgn")?;
     Ok(u64::from_str_radix(mask.trim(), 16)?)
 }
 
-/// Waits for the program to end, and forwards to it the signals that are sent to this process. Signals from the terminal reach the program
-/// directly.
+/// Waits until the program ends. Meanwhile forwards signals that are sent to this process to the program. Signals from the terminal reach
+/// the program directly.
 fn wait(child: &mut Child, signals: &mut SignalsInfo<WithOrigin>) -> Result<ExitStatus, Failure> {
     loop {
         for origin in signals.wait() {
@@ -131,10 +132,10 @@ fn wait(child: &mut Child, signals: &mut SignalsInfo<WithOrigin>) -> Result<Exit
     }
 }
 
-/// Returns options of AddressSanitizer that allow its runtime to be loaded after a preloaded library. They disable a check that protects
-/// the runtime's interceptors of the C library; the interposer defines none of these functions. Preloading the runtime first is no
-/// alternative: uninstrumented programs that the program starts would then load it too, and for programs under a launcher its path is
-/// unknown. The user's options come later and take precedence.
+/// Returns options for AddressSanitizer that allow its runtime to be loaded after a preloaded library. They disable a check that protects
+/// the functions of the C library that the sanitizer intercepts; the interposer defines none of these functions. Preloading the sanitizer's
+/// runtime first is no alternative: uninstrumented child processes would load it too, and its path is unknown if a launcher starts the
+/// program. The user's own options follow and take precedence.
 fn behind_sanitizers(options: Option<OsString>) -> OsString {
     let mut all = OsString::from("verify_asan_link_order=0");
     if let Some(options) = options.filter(|options| !options.is_empty()) {
@@ -144,7 +145,7 @@ fn behind_sanitizers(options: Option<OsString>) -> OsString {
     all
 }
 
-/// Returns the value of a variable of the loader, which lists libraries, with `library` prepended.
+/// Returns the value of an environment variable that lists libraries (such as `LD_PRELOAD`), with `library` added at the front.
 fn before(variable: &str, library: &Path) -> OsString {
     let mut list = library.as_os_str().to_owned();
     if let Some(others) = env::var_os(variable).filter(|others| !others.is_empty()) {
@@ -154,12 +155,12 @@ fn before(variable: &str, library: &Path) -> OsString {
     list
 }
 
-/// Returns the path of the library, from the places where it is installed or built.
+/// Finds libmpgpu_preload.so in the places where it is installed or built, and returns its path.
 fn find() -> Result<PathBuf, Failure> {
     let here = env::current_exe()?.canonicalize()?;
     let folder = here.parent().unwrap_or(Path::new("/"));
     let multiarch = format!("../lib/{}-linux-gnu", env::consts::ARCH);
-    // CMake sets this to the install folder of libraries, relative to the folder of this command.
+    // CMake sets this variable to the folder in which libraries are installed, relative to the folder of this command.
     let installed = option_env!("MPGPU_LIBRARY_FOLDER").unwrap_or(".");
     let beside = [installed, ".", "../lib", "../lib64", &multiarch].map(|place| folder.join(place));
     let paths = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
@@ -178,12 +179,13 @@ fn find() -> Result<PathBuf, Failure> {
         })
 }
 
-/// Returns the library's path from the loader's cache, which also covers systems whose libraries are not near their commands.
+/// Returns the library's path from the cache of the dynamic loader. This also covers systems on which libraries are not installed near
+/// their commands.
 fn known_to_loader() -> Option<PathBuf> {
     // `ldconfig` is in an sbin folder, which is usually not in the PATH of users.
     let path = env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let cache = Command::new("ldconfig").arg("-p").env("PATH", path).output().ok()?;
-    // "	libmpgpu_preload.so (libc6,x86-64) => /usr/local/lib/libmpgpu_preload.so"
+    // A line of the cache looks like this: "  libmpgpu_preload.so (libc6,x86-64) => /usr/local/lib/libmpgpu_preload.so"
     let cache = String::from_utf8_lossy(&cache.stdout);
     let line = cache.lines().find(|line| line.split_whitespace().next() == Some(LIBRARY))?;
     Some(PathBuf::from(line.split_once(" => ")?.1))

@@ -1,4 +1,4 @@
-//! `mpgpu sim` simulates plans on a modelled machine in virtual time.
+//! Implements `mpgpu sim`, which simulates plans on a modelled machine in virtual time.
 
 mod adapt;
 mod arguments;
@@ -34,7 +34,7 @@ pub fn run(arguments: &SimArguments) -> Result<String, Box<dyn Error>> {
     Ok(if arguments.json { format!("{:#}\n", sweep.to_json()) } else { sweep.to_text() })
 }
 
-/// Returns the transfers of each row of the table.
+/// Returns the transfers to simulate for each row of the result table.
 fn rows(arguments: &SimArguments) -> Result<Vec<Vec<Shape>>, String> {
     let of = |bytes: Option<u64>| -> Result<Vec<Shape>, String> {
         let shapes = arguments.transfers.iter().map(|pair| {
@@ -54,16 +54,17 @@ fn rows(arguments: &SimArguments) -> Result<Vec<Vec<Shape>>, String> {
     arguments.sizes.iter().flat_map(|sizes| &sizes.0).map(|&bytes| of(Some(bytes))).collect()
 }
 
-/// Settings of one column of the result table.
+/// Settings with which the plans in one column of the result table are made and simulated.
 struct Column {
     engine: Engine,
-    /// Largest number of paths of one transfer; `None` leaves the number to the model.
+    /// Maximum number of paths of one transfer. If it is `None`, the model chooses the number.
     max_paths: Option<u32>,
     host_path: bool,
     window: u32,
 }
 
-/// Returns the columns of the table. For each window, the ratios in all columns refer to the first column.
+/// Returns the columns of the result table. Ratios compare a column with the first column of the same window (number of time steps in
+/// flight).
 fn columns(arguments: &SimArguments) -> Vec<Column> {
     let paths: Vec<Option<u32>> =
         if arguments.max_paths.is_empty() { vec![Some(1), None] } else { arguments.max_paths.iter().copied().map(Some).collect() };
@@ -72,8 +73,8 @@ fn columns(arguments: &SimArguments) -> Vec<Column> {
         for &engine in &arguments.engine {
             for &max_paths in &paths {
                 for &host_path in &arguments.host {
-                    // One path between GPUs is always the direct path, so a second column with another setting of the host path would be
-                    // equal.
+                    // With one path, copies between GPUs always use the direct path. A second column with the other setting of the host
+                    // path would be equal.
                     if max_paths == Some(1) && host_path != arguments.host[0] {
                         continue;
                     }
@@ -96,8 +97,8 @@ fn cell(machine: &Machine, arguments: &SimArguments, shapes: &[Shape], column: &
     Ok(steady(machine, &ranks, column.window)?)
 }
 
-/// Returns the largest number of bytes that a source device of the transfers `of` sends in a step. The largest number is used because the
-/// kernel of a step ends when the kernels of all its GPUs have ended.
+/// Returns the maximum over the source devices of `of` of the number of bytes that the device sends in one time step. The maximum is used
+/// because the kernels of all GPUs must end before the copies start.
 fn most_sent(all: &[Shape], of: &[Shape]) -> f64 {
     let sent = |gpu| all.iter().filter(|shape| shape.src_device == gpu).map(|shape| shape.bytes as f64).sum::<f64>();
     of.iter().map(|shape| sent(shape.src_device)).fold(0.0, f64::max)
@@ -123,7 +124,7 @@ impl Column {
 }
 
 impl Sweep<'_> {
-    /// Returns the index of the column to which the ratios of this column refer, which is the first column of its window.
+    /// Returns the index of the column with which this column is compared, that is, the first column of the same window.
     fn base(&self, column: usize) -> usize {
         self.columns.iter().position(|other| other.window == self.columns[column].window).unwrap_or(column)
     }
@@ -238,7 +239,7 @@ mod tests {
         let text = sim("--topology beluga gpu0:gpu1 --sizes 1M..8M --max-paths 1,2 --host off,on --window 1,4").expect("it runs");
         let lines: Vec<&str> = text.lines().skip(5).collect();
         assert_eq!(lines.len(), 4, "{text}");
-        // One path has no second column for the host path, and the first column of each window has no ratio.
+        // With one path there is no second column for the host path, and the first column of each window has no ratio.
         assert_eq!(lines[3].matches('(').count(), 4, "{text}");
         assert!(lines[0].trim_start().starts_with("1.0 MiB") && text.contains("2 paths, no host"), "{text}");
     }

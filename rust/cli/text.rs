@@ -4,7 +4,7 @@ use crate::arguments::Failure;
 use serde::Serialize;
 use std::io::{BufWriter, ErrorKind, Write};
 
-/// Prints a value as JSON while it is being serialised, so that the length of the text does not matter. A closed pipe is not an error.
+/// Prints a value as JSON without building the whole text in memory. A closed standard output is not an error.
 pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let mut out = BufWriter::with_capacity(1 << 16, std::io::stdout().lock());
     let written = serde_json::to_writer_pretty(&mut out, value).map_err(std::io::Error::from);
@@ -14,8 +14,8 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     }
 }
 
-/// Breaks a text into lines of at most `letters` characters: after `; ` if possible, otherwise between words. Words that are longer are not
-/// broken.
+/// Breaks a text into lines of at most `letters` characters, after `; ` if possible, otherwise between words. A word that is longer gets a
+/// line of its own and is not broken.
 pub fn wrap(text: &str, letters: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for clause in text.split_inclusive("; ") {
@@ -41,13 +41,13 @@ pub fn wrap(text: &str, letters: usize) -> Vec<String> {
     lines
 }
 
-/// Returns an indented table as text. The first column is aligned left, the other columns right.
+/// Returns an indented table as text. The first column is aligned to the left, the other columns to the right.
 pub fn table(rows: &[Vec<String>]) -> String {
     columns(rows, 1).map(|line| format!("  {line}").trim_end().to_owned() + "\n").collect()
 }
 
-/// Returns the rows as lines of aligned columns. The first `left` columns are aligned left, the others right. A row may have fewer cells
-/// than others.
+/// Returns the rows of a table as lines with aligned columns. The first `left` columns are aligned to the left, the others to the right.
+/// Rows may have different numbers of cells.
 pub fn columns(rows: &[Vec<String>], left: usize) -> impl Iterator<Item = String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! `mpgpu topo` shows a machine as a table, a drawing, a file, or JSON.
+//! Implements `mpgpu topo`, which shows a machine as a table, a drawing, a file, or JSON.
 
 use crate::arguments::{Failure, shape, write_file};
 use crate::draw::{self, Cable, Together, cables};
@@ -11,7 +11,7 @@ use mpgpu_core::units::time;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Size in bytes for which the table shows the combined rate of all paths. It is so large that fixed costs do not matter.
+/// Size in bytes of the copies for which the table shows the combined rate of all paths. At this size startup times do not matter.
 const LARGE: u64 = 1 << 30;
 
 #[derive(Args)]
@@ -33,7 +33,7 @@ pub struct TopoArguments {
     pub json: bool,
 }
 
-/// Returns the text for standard output.
+/// Runs the subcommand and returns the text for standard output.
 pub fn run(arguments: &TopoArguments) -> Result<String, Failure> {
     let source = match &arguments.topology {
         _ if arguments.presets => Err("the presets were asked for".into()),
@@ -78,7 +78,7 @@ fn presets_json() -> Value {
     json!({"presets": topology::preset_names().map(preset).collect::<Vec<_>>()})
 }
 
-/// Returns the text that describes a machine.
+/// Returns the description of a machine as text.
 fn describe(source: &Source) -> String {
     let machine = &source.machine;
     let topology = machine.topology();
@@ -98,8 +98,8 @@ fn describe(source: &Source) -> String {
     text + &format!("\n{}\n", source.remark)
 }
 
-/// Returns the devices between which copies are planned and shown. There are at most 20, because 20 columns fill a wide terminal; of larger
-/// machines only the first devices are shown.
+/// Returns the devices that the tables show: at most 20, because 20 columns fill a wide terminal. On a larger machine these are the first
+/// 20.
 fn shown(machine: &Machine) -> Vec<DeviceId> {
     const MOST: usize = 20;
     let devices: Vec<DeviceId> = machine.devices().collect();
@@ -110,7 +110,7 @@ fn shown(machine: &Machine) -> Vec<DeviceId> {
     devices.iter().copied().filter(|device| !device.is_host()).take(MOST - 4).chain(hosts).collect()
 }
 
-/// Returns a table of all ordered pairs of the shown devices. `cell` returns the content of one cell.
+/// Returns a table with a row for each source device and a column for each destination device. `cell` returns the content of one cell.
 fn matrix(machine: &Machine, cell: impl Fn(DeviceId, DeviceId) -> Option<String>) -> String {
     let (shown, devices) = (shown(machine), machine.devices().count());
     let name = |device: DeviceId| machine.device_name(device).unwrap_or_default().to_owned();
@@ -126,7 +126,8 @@ fn matrix(machine: &Machine, cell: impl Fn(DeviceId, DeviceId) -> Option<String>
     text
 }
 
-/// Returns the rate that the planner predicts for one large isolated copy, and the number of relays, for example `132.1 +3`.
+/// Returns the rate in GB/s that the planner predicts for one large isolated copy, and the number of relays, for example `132.1 +3`.
+/// Returns `None` if no plan is possible.
 fn all_paths(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<String> {
     let planned = large_copy(machine, from, to)?;
     let relays = planned.transfers[0].paths.iter().filter(|path| path.via.is_some()).count();
@@ -138,7 +139,7 @@ fn large_copy(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<mpgpu_c
     plan(machine, &[shape(from, to, LARGE, false)], &Options::default()).ok()
 }
 
-/// Returns the links of the topology as text. Links of one kind with the same figures share one line.
+/// Returns a list of the topology's links as text. Links of one kind with the same figures share one line.
 fn links(topology: &Topology) -> String {
     let (cables, shared) = cables(topology);
     let name = |node: usize| topology.nodes[node].name.clone();
@@ -207,7 +208,7 @@ fn links(topology: &Topology) -> String {
 
 fn costs(costs: &Costs) -> String {
     let part = |cost: &Cost| match cost.unit {
-        // Small costs need two decimals, because the cost of a segment is less than a tenth of a microsecond.
+        // Small costs are shown with two decimals, because the cost of a segment is less than a tenth of a microsecond.
         CostUnit::Seconds if (cost.of)(costs) < 1e-6 => format!("{} {:.2} us", cost.name, (cost.of)(costs) * 1e6),
         CostUnit::Seconds => format!("{} {}", cost.name, time((cost.of)(costs))),
         CostUnit::Part => format!("{} {:.0} %", cost.name, 100.0 * (cost.of)(costs)),

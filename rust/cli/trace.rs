@@ -1,4 +1,4 @@
-//! `mpgpu trace` shows the timeline of a simulated or measured execution.
+//! Implements `mpgpu trace`, which shows the timeline of one execution of a plan, simulated or measured.
 
 use crate::arguments::{Failure, backend, write_file};
 use crate::draw;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Number of executions before the traced one: the first copies of a process and of a pair of GPUs are slow.
+/// Number of executions before the traced execution, because the first copies of a process, and between two GPUs, are slow.
 const WARM_UP: usize = 3;
 
 #[derive(Args)]
@@ -44,22 +44,22 @@ pub struct TraceArguments {
     pub json: bool,
 }
 
-/// One simulated or measured execution.
+/// One execution of a plan, simulated or measured, with its timeline.
 struct Run {
     machine: Machine,
     plan: Plan,
     timeline: Timeline,
-    /// Uncertainty between times of two devices, in seconds; `None` for a simulated execution.
+    /// Uncertainty in seconds when times of two devices are compared; `None` for a simulated execution.
     precision: Option<f64>,
-    /// Notes for the reader.
+    /// Remarks on the timeline, for the user.
     notes: Vec<String>,
-    /// Result of [`Plan::paths_of_copies`].
+    /// Path of each copy: the result of [`Plan::paths_of_copies`].
     paths: Vec<OpPaths>,
-    /// Seconds that the same transfers take by plain copies, if a drawing compares with them.
+    /// Time in seconds that plain copies of the same transfers take. `None` if the drawing does not compare with them.
     plain: Option<f64>,
 }
 
-/// Returns the text for standard output.
+/// Runs the subcommand and returns the text for standard output.
 pub fn run(arguments: &TraceArguments) -> Result<String, Failure> {
     let run = if arguments.measure { measure(arguments)? } else { simulate(arguments)? };
     let path = |span: &Span| run.path(span);
@@ -94,7 +94,7 @@ fn simulate(arguments: &TraceArguments) -> Result<Run, Failure> {
     Ok(Run { paths: plan.paths_of_copies(), plan, timeline, precision: None, notes, machine, plain })
 }
 
-/// Returns the timeline of one simulated execution.
+/// Simulates one execution of a plan and returns its timeline.
 fn simulated(machine: &Machine, plan: &Plan, batch: &[Shape]) -> Result<Timeline, Failure> {
     let mut scenario = Scenario::new(machine, plan.options.staging_bytes);
     let bound = scenario.bind(&plan.program, batch)?;
@@ -102,7 +102,7 @@ fn simulated(machine: &Machine, plan: &Plan, batch: &[Shape]) -> Result<Timeline
     Ok(scenario.run().timeline)
 }
 
-/// Returns the seconds that the transfers take with one path each, or `None` if some transfer has no route then.
+/// Simulates the transfers with one path each and returns the time in seconds. Returns `None` if some transfer then has no route.
 fn simulated_plain(machine: &Machine, options: &Options, batch: &[Shape]) -> Option<f64> {
     let plan = plan(machine, batch, &Options { max_paths: 1, ..*options }).ok()?;
     Some(draw::last_copy(&simulated(machine, &plan, batch).ok()?))
@@ -110,10 +110,10 @@ fn simulated_plain(machine: &Machine, options: &Options, batch: &[Shape]) -> Opt
 
 fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
     let options = ContextOptions { backend: arguments.backend, topology: arguments.what.topology.clone(), ..ContextOptions::default() };
-    // Copies by threads are not timed operation by operation.
+    // Without CPU threads for copies, because the operations of such copies cannot be timed one by one.
     let config = Config { host_threads: 0, ..Config::from_environment()? };
     let context = Context::open(&options, config)?;
-    // Pageable memory, if requested. It must live until the execution is done.
+    // Pageable host memory, if the user requested it. It must stay allocated until the execution has finished.
     let mut ordinary: Vec<Vec<u8>> = Vec::new();
     let mut allocated = Vec::new();
     let mut allocate = |device: mpgpu_core::topology::DeviceId, bytes: u64| -> Result<u64, Failure> {
@@ -167,14 +167,15 @@ fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
     })
 }
 
-/// Returns the plan with one path for each transfer if a drawing compares with it, or `None` if some transfer has no route then.
+/// Makes a plan with one path for each transfer, if a drawing compares with it. Returns `None` otherwise, or if some transfer then has no
+/// route.
 fn measured_plain(arguments: &TraceArguments, context: &Context, transfers: &[context::Transfer]) -> Option<Arc<context::Plan>> {
     let options = PlanOptions { max_paths: Some(1), ..arguments.what.plan_options() };
     arguments.svg.as_ref().and_then(|_| context.plan(transfers, &options).ok())
 }
 
-/// Returns the trace of an execution after [`WARM_UP`] others. They are traced too: tracing uses streams, which are created on first use
-/// even if the plan otherwise runs as a graph.
+/// Traces an execution after [`WARM_UP`] other traced executions. Tracing runs on streams even if the plan otherwise runs as a graph, and
+/// these streams are created on first use.
 fn traced(plan: &context::Plan, stream: StreamHandle) -> Result<context::Trace, Failure> {
     for _ in 0..WARM_UP {
         plan.trace(stream)?;
@@ -182,7 +183,7 @@ fn traced(plan: &context::Plan, stream: StreamHandle) -> Result<context::Trace, 
     Ok(plan.trace(stream)?)
 }
 
-/// Returns the title of the picture: the machine and the transfers.
+/// Returns the title of the drawing: the machine and the transfers.
 fn title(arguments: &TraceArguments, machine: &Machine) -> String {
     let transfers = &arguments.what.transfers;
     let one = |transfer: &crate::arguments::Transfer| format!("{} to {}, {}", transfer.src, transfer.dst, size(transfer.bytes));
@@ -200,7 +201,7 @@ fn summary(plan: &Plan) -> String {
 }
 
 impl Run {
-    /// Returns the path that a span belongs to, for example `gpu0>gpu5 via gpu1, gpu4`.
+    /// Returns the name of the path to which an operation belongs, for example `gpu0>gpu5 via gpu1, gpu4`.
     fn path(&self, span: &Span) -> Option<String> {
         let paths = self.paths.get(span.op? as usize)?;
         let &[only] = &paths[..] else { return Some(format!("{} transfers in one call", paths.len())) };
@@ -211,7 +212,7 @@ impl Run {
         Some(format!("{}>{} {way}", planned.shape.src_device, planned.shape.dst_device))
     }
 
-    /// Returns the time from the first start to the last end of an operation, in seconds.
+    /// Returns the time in seconds from the start of the first operation to the end of the last operation.
     fn seconds(&self) -> f64 {
         draw::last_copy(&self.timeline)
     }
@@ -271,7 +272,7 @@ impl Serialize for Run {
     }
 }
 
-/// A list whose items are converted to JSON one at a time while they are written.
+/// List whose items are converted to JSON one at a time while they are written.
 struct Items<'a, T, F>(&'a [T], F);
 
 impl<T, F: Fn(&T) -> Value> Serialize for Items<'_, T, F> {

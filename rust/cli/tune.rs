@@ -1,4 +1,4 @@
-//! `mpgpu tune` searches for better plans than the model's, by scoring them.
+//! Implements `mpgpu tune`, which searches for faster plans than those of the model, by measuring or simulating many plans.
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -79,7 +79,7 @@ fn case(name: &str) -> Result<Case, String> {
     Case::named(name).ok_or_else(|| format!("there are {}", Case::ALL.map(Case::name).join(", ")))
 }
 
-/// Smallest size in bytes that can be tuned. On any machine, smaller copies end before a path other than the direct path could start.
+/// Smallest size in bytes that can be tuned. Smaller copies end on any machine before a second path could start.
 const LEAST_SIZE: u64 = 4096;
 
 fn tuned_size(text: &str) -> Result<u64, String> {
@@ -90,15 +90,15 @@ fn tuned_size(text: &str) -> Result<u64, String> {
 }
 
 const M: u64 = 1 << 20;
-/// Sizes in bytes that are tuned by default. They cover the message sizes of the papers, and each is four times the preceding size. So any
-/// size in their range differs by at most a factor of two from a size at which a setting was found.
+/// Sizes in bytes that are tuned by default. They cover the message sizes of the papers, and each is four times the preceding one. So every
+/// size in this range is within a factor of two of a size that was tuned.
 const SIZES: &[u64] = &[M, 4 * M, 16 * M, 64 * M, 256 * M];
-/// Sizes in bytes that are tuned by default if CPU threads make the copies.
+/// Sizes in bytes that are tuned by default on the host backend, where CPU threads make the copies.
 const HOST_SIZES: &[u64] = &[M, 4 * M, 16 * M];
-/// Sizes in bytes for `--judge`, at which several paths are chosen or almost chosen.
+/// Sizes in bytes for `--judge`. At these sizes the planner uses several paths, or nearly does.
 const JUDGED_SIZES: &[u64] = &[16 * M, 64 * M, 256 * M];
 
-/// Searches for better plans and returns the report.
+/// Runs the subcommand: searches for better plans and returns the report.
 pub fn run(arguments: &TuneArguments) -> Result<String, Failure> {
     if let Some(TuneCommand::Partitions(arguments)) = &arguments.command {
         return partitions::run(arguments);
@@ -118,7 +118,7 @@ pub fn run(arguments: &TuneArguments) -> Result<String, Failure> {
         return Ok(finish(arguments, &reports));
     }
     let options = ContextOptions { backend: arguments.backend, topology: arguments.topology.clone(), ..ContextOptions::default() };
-    // The search ignores options of the environment. It also ignores an earlier tuning, except if `--judge` evaluates that tuning.
+    // The search ignores options from the environment. It also ignores an earlier tuning, unless `--judge` evaluates that tuning.
     let mut config = Config::from_environment()?;
     if !arguments.judge {
         config.tuning_file = Some(NO_TUNING.into());
@@ -131,7 +131,7 @@ pub fn run(arguments: &TuneArguments) -> Result<String, Failure> {
     Ok(finish(arguments, &[report]))
 }
 
-/// Searches for better plans for every case and size on one machine.
+/// Searches for better plans on one machine, for every case and size.
 fn tune<S: Score<Error: Display>>(
     arguments: &TuneArguments,
     machine: &Machine,
@@ -169,15 +169,15 @@ fn tune<S: Score<Error: Display>>(
                     points.push(point);
                 }
                 Ok(None) => {}
-                // No path connects this pair of devices.
+                // No path connects this pair of devices, so it is skipped.
                 Err(TuneError::Plan(error)) => eprintln!("{what}: skipped, {error}"),
                 Err(error) => return Err(format!("{what}: {error}").into()),
             }
         }
     }
-    // Points are sorted by size within a case and class, which is easier to read.
+    // Points (combinations of case and size) are sorted by size within a case and device class, which is easier to read.
     points.sort_by_key(|point| (point.case as u8, point.batch[0].src_device, point.batch[0].dst_device, point.size));
-    // Finding thresholds takes further executions, which `--judge` does not need.
+    // Thresholds are not determined for `--judge`, which does not need them, because this takes further executions.
     let tuning = match arguments.judge {
         true => None,
         false => Some(campaign.tuning(&points, origin, score).map_err(|error| error.to_string())?),

@@ -14,9 +14,9 @@ fn main() {
         .pic(true)
         .warnings(true)
         .extra_warnings(true)
-        // The archive is linked into unrelated programs, and its symbols must not be visible to them.
+        // The archive is linked into unrelated programs, to which these symbols must not be visible.
         .flag_if_supported("-fvisibility=hidden")
-        // The code in cpp/ uses neither exceptions nor run-time type information. Without both, no C++ run-time library is needed.
+        // No code in cpp/ uses exceptions or run-time type information. With both disabled, no C++ run-time library is needed.
         .flag_if_supported("-fno-exceptions")
         .flag_if_supported("-fno-rtti")
         .compile("mpgpu-kernels");

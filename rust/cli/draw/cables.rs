@@ -1,4 +1,4 @@
-//! Groups the links of a topology as people count them: both directions of one kind between two nodes form one cable.
+//! Groups the links of a topology into cables: the two directions between two nodes form one cable.
 
 use mpgpu_core::topology::{LinkId, LinkKind, SharedResource, Topology};
 
@@ -6,7 +6,7 @@ use mpgpu_core::topology::{LinkId, LinkKind, SharedResource, Topology};
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Together {
     pub capacity: f64,
-    /// Capacity for bytes that are staged in host memory, if it differs.
+    /// Combined capacity in bytes/s for data that is staged in host memory. `None` if it is equal to `capacity`.
     pub staged: Option<f64>,
 }
 
@@ -21,30 +21,30 @@ impl Together {
     }
 }
 
-/// Connection between two nodes, with both directions.
+/// Connection between two nodes `a` and `b` of a topology, which consists of up to two links of one kind, one for each direction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cable {
-    /// Index of the source node of the topology's first link of the cable.
+    /// Index in the topology of the node from which the cable's first link leads.
     pub a: usize,
     pub b: usize,
     pub kind: LinkKind,
-    /// Bytes/s from `a` to `b`; `None` if that direction does not exist.
+    /// Capacity of the direction from `a` to `b` in bytes/s; `None` if there is no link in this direction.
     pub there: Option<f64>,
-    /// Bytes/s from `b` to `a`.
+    /// Capacity of the direction from `b` to `a` in bytes/s; `None` if there is no link in this direction.
     pub back: Option<f64>,
-    /// Latency in seconds, the larger of both directions.
+    /// Latency in seconds, the larger of the latencies of the two directions.
     pub latency: f64,
-    /// Capacity of both directions together, if they are a resource of their own.
+    /// Combined capacity of both directions, if the topology limits it; otherwise `None`.
     pub both: Option<Together>,
-    /// Other shared resources that the direction from `a` to `b` uses, as indices into the list that comes with the cables.
+    /// Other shared resources that the direction from `a` to `b` uses, as indices into the list that [`cables`] returns.
     pub marks_there: Vec<usize>,
-    /// Other shared resources that the direction from `b` to `a` uses.
+    /// Other shared resources that the direction from `b` to `a` uses, as indices into the list that [`cables`] returns.
     pub marks_back: Vec<usize>,
     links: [Option<LinkId>; 2],
 }
 
 impl Cable {
-    /// True if both directions are equal.
+    /// True if both directions have the same capacity and use the same shared resources.
     pub fn is_even(&self) -> bool {
         self.there == self.back && self.marks_there == self.marks_back
     }
@@ -55,7 +55,8 @@ impl Cable {
     }
 }
 
-/// Returns the cables in the order of their first links, and the shared resources that are more than both directions of one cable.
+/// Returns the cables of a topology, in the order of their first links. Also returns the shared resources that do not merely combine the
+/// two directions of one cable.
 pub fn cables(topology: &Topology) -> (Vec<Cable>, Vec<&SharedResource>) {
     let mut cables: Vec<Cable> = Vec::new();
     for (index, link) in (0..).zip(&topology.links) {

@@ -1,19 +1,20 @@
-//! Draws a timeline as a Gantt chart: one row for each lane, lanes of one device together, time to the right.
+//! Draws a timeline as a Gantt chart in SVG. Each internal stream ("lane") has a row, the rows of one device are adjacent, and time
+//! increases to the right.
 
 use super::svg::{Anchor, Svg, text_width};
 use mpgpu_core::model::timeline::{Span, Timeline};
 use mpgpu_core::topology::DeviceId;
 use mpgpu_core::units::{size, time};
 
-/// Fill colours of paths. Neighbours in the list, and the first four, differ in lightness as well as in hue, for grey printers and
-/// colour-blind readers. A GPU in a node of eight has nine paths. If there are more than sixteen paths the colours repeat, and the lanes'
-/// names distinguish them.
+/// Fill colours of paths. Adjacent entries, and the first four entries, differ in lightness as well as in hue, for grey printers and
+/// colour-blind readers. A GPU in a node of eight has nine paths. If there are more than sixteen paths, the colours repeat, and the names
+/// of the rows distinguish the paths.
 const COLOURS: [&str; 16] = [
     "#08427a", "#f0a830", "#d1495b", "#bfe3f5", "#00785a", "#f0e442", "#5e3c86", "#cc79a7", "#6b4423", "#9be29b", "#1f1f1f", "#ffc9a8",
     "#8b1a1a", "#56b4e9", "#556b2f", "#d9d2e9",
 ];
 
-/// True if white text is easier to read than black text on this fill. Every second fill is dark.
+/// True if white text is easier to read than black text on the colour with this index. Every second colour is dark.
 fn is_dark(colour: usize) -> bool {
     colour.is_multiple_of(2)
 }
@@ -27,30 +28,30 @@ path{fill:none;stroke:#ddd}path.x{stroke:#888}path.z{stroke:#111}path.y{stroke:#
 const MARGIN: f64 = 24.0;
 const ROW: f64 = 24.0;
 const CHART: f64 = 760.0;
-/// Name of the bar for comparison.
+/// Name of the additional bar that shows the time of plain copies.
 const PLAIN: &str = "plain copies";
-/// Height between the last lane and the bar for comparison.
+/// Vertical space between the last row and the bar of plain copies.
 const PLAIN_SPACE: f64 = 10.0;
-/// Largest number of arrows to draw. More would form a grey cloud; the JSON has all.
+/// Maximum number of dependency arrows in the drawing. More would be unreadable; the JSON output has all of them.
 const MOST_ARROWS: usize = 160;
 
-/// Contents of a chart besides its timeline.
+/// Contents of a chart other than its timeline.
 pub struct Chart<'a> {
-    /// Lines below the title.
+    /// Lines of text below the title.
     pub notes: &'a [String],
-    /// True if dependencies are drawn.
+    /// True if dependencies between operations are drawn as arrows.
     pub arrows: bool,
-    /// Seconds that the same transfers take by plain copies, drawn as a bar for comparison.
+    /// Time in seconds that plain copies of the same transfers take, drawn as an additional bar. `None` if no such bar is drawn.
     pub plain: Option<f64>,
 }
 
-/// Position and scale of the time axis.
+/// Position and scale of the time axis in the drawing.
 struct Axis {
     left: f64,
-    /// Time at the right edge, in seconds.
+    /// Time in seconds at the right edge of the drawing.
     end: f64,
     top: f64,
-    /// Lower edge of the last lane.
+    /// Vertical coordinate of the lower edge of the last row.
     bottom: f64,
 }
 
@@ -59,7 +60,7 @@ impl Axis {
         self.left + seconds / self.end * CHART
     }
 
-    /// Draws the title, the ticks and their lines.
+    /// Draws the title of the axis, its ticks and the vertical lines at the ticks.
     fn draw(&self, svg: &mut Svg, (step, unit, scale): (f64, &str, f64), bottom: f64) {
         svg.text("d", (self.left + CHART / 2.0, self.top - 26.0), Anchor::Middle, &format!("time in {unit}"));
         for tick in 0..=(self.end / step * 1.000_001) as usize {
@@ -70,7 +71,8 @@ impl Axis {
         }
     }
 
-    /// Draws a line at the end of the last copy. The row of the heading of the first device has no bars, so the text is there.
+    /// Draws a vertical line at the end of the last copy, with the time. The text is in the row of the first device's heading, because that
+    /// row has no bars.
     fn mark_end(&self, svg: &mut Svg, seconds: f64) {
         let (x, text) = (self.x(seconds), format!("last copy ends at {}", time(seconds)));
         svg.line("z", 1.5, (x, self.top - 4.0), (x, self.bottom));
@@ -80,7 +82,8 @@ impl Axis {
         svg.text("e", (point, self.top + 13.0), anchor, &text);
     }
 
-    /// Draws the bar of plain copies below the lanes. `last` is the time at which the last copy ends.
+    /// Draws the bar of plain copies below the rows. `plain` is the duration of the plain copies and `last` the time at which the last copy
+    /// of the plan ends, in seconds.
     fn compare(&self, svg: &mut Svg, plain: f64, last: f64) {
         let (y, wide) = (self.bottom + PLAIN_SPACE, plain / self.end * CHART);
         svg.text("v", (MARGIN, y + 16.0), Anchor::Start, PLAIN);
@@ -93,13 +96,13 @@ impl Axis {
     }
 }
 
-/// Returns the time at which the last operation ends, in seconds.
+/// Returns the end time of the last operation in seconds.
 pub fn last_copy(timeline: &Timeline) -> f64 {
     timeline.spans.iter().filter(|span| span.op.is_some()).map(|span| span.end).fold(0.0, f64::max)
 }
 
-/// Returns the chart of a timeline as an SVG file. `path` returns the name of a span's path: spans with equal names have the same colour,
-/// and spans without a name are grey.
+/// Returns the chart of a timeline as an SVG file. `path` returns the name of the path to which a span (bar of one operation) belongs.
+/// Spans of one path have the same colour; spans for which `path` returns `None` are grey.
 pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, chart: &Chart<'_>) -> String {
     let mut paths: Vec<String> = Vec::new();
     let mut colour = |span: &Span| {
@@ -115,9 +118,9 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, chart:
     let ticks = axis(last, own);
     let end = if last > 0.0 { last * 1.01 } else { ticks.0 };
 
-    // Rows: a heading for each device, then its lanes.
+    // The rows are a heading for each device, followed by its internal streams.
     let mut order: Vec<usize> = (0..timeline.lanes.len()).collect();
-    // The host is first, because it submits the work of the others.
+    // The host is first, because it submits the work of the other devices.
     order.sort_by_key(|&lane| (!timeline.lanes[lane].device.is_host(), timeline.lanes[lane].device.0.abs(), lane));
     let label = |lane: usize| {
         let lane = &timeline.lanes[lane];
@@ -183,7 +186,7 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, chart:
     }
 
     for (span, colour) in timeline.spans.iter().zip(&colours) {
-        // Spans have a minimum width, so that short ones stay visible.
+        // Each bar has a minimum width, so that short operations stay visible.
         let (begin, wide) = (x(span.begin), (x(span.end) - x(span.begin)).max(0.6));
         let row = rows[span.lane];
         let class = colour.map_or("o".into(), |colour| format!("c{}", colour % COLOURS.len()));
@@ -198,9 +201,9 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, chart:
     svg.finish(width, bottom + MARGIN, &timeline.name, &format!("{STYLE}{classes}"))
 }
 
-/// Draws the legend, wrapped to the width, and returns the base line below it.
+/// Draws the legend, in lines of at most `width`, and returns the vertical coordinate below it.
 fn legend(svg: &mut Svg, paths: &[String], others: bool, width: f64, mut y: f64) -> f64 {
-    // A halo exchange has dozens of paths; a legend of a few lines is enough to read the picture.
+    // A halo exchange has dozens of paths, but a legend of a few lines is enough to read the drawing.
     const MOST: usize = 24;
     let mut x = MARGIN;
     let mut entries: Vec<(String, &str)> =
@@ -224,28 +227,28 @@ fn legend(svg: &mut Svg, paths: &[String], others: bool, width: f64, mut y: f64)
     y
 }
 
-/// Returns the seconds between ticks of an axis up to `last`, the unit in which [`time`] formats `own`, and the factor from seconds to the
-/// unit.
+/// Returns the scale of a time axis that ends at `last` seconds: the time in seconds between two ticks, the unit in which [`time`] formats
+/// `own` seconds, and the factor from seconds to this unit.
 fn axis(last: f64, own: f64) -> (f64, &'static str, f64) {
     let (unit, scale) = match own {
         ..1e-3 => ("us", 1e6),
         ..1.0 => ("ms", 1e3),
         _ => ("s", 1.0),
     };
-    // About ten ticks of 1, 2 or 5 times a power of ten.
+    // There are about ten ticks, at multiples of 1, 2 or 5 times a power of ten.
     let rough = (last * scale / 10.0).max(1e-6);
     let power = 10.0_f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|step| *step >= rough * 0.999).unwrap_or(10.0 * power);
     (step / scale, unit, scale)
 }
 
-/// Returns the rate in GB/s of a span that moves bytes.
+/// Returns the rate of an operation in GB/s, or `None` if it copies no data.
 fn rate(span: &Span) -> Option<f64> {
     let seconds = span.end - span.begin;
     (span.bytes > 0 && seconds > 0.0).then(|| span.bytes as f64 / seconds / 1e9)
 }
 
-/// Returns a lane's total bytes, and its rate while busy.
+/// Returns the number of bytes that an internal stream copies, and its rate while it is busy, as text.
 fn total(timeline: &Timeline, lane: usize) -> String {
     let spans = || timeline.spans.iter().filter(|span| span.lane == lane && span.bytes > 0);
     let bytes: u64 = spans().map(|span| span.bytes).sum();
@@ -253,14 +256,14 @@ fn total(timeline: &Timeline, lane: usize) -> String {
     if bytes == 0 || busy <= 0.0 { String::new() } else { format!("{}, {:.1} GB/s", size(bytes), bytes as f64 / busy / 1e9) }
 }
 
-/// Returns the tool tip of a span.
+/// Returns the tool tip of the bar of an operation.
 fn tip(span: &Span) -> String {
     let rate = rate(span).map_or(String::new(), |rate| format!(", {rate:.1} GB/s"));
     let op = span.op.map_or(String::new(), |op| format!("operation {op}: "));
     format!("{op}{}: {} to {}, {}{rate}", span.name, time(span.begin), time(span.end), time(span.end - span.begin))
 }
 
-/// Returns as much of bytes and rate as fits into the bar.
+/// Returns the label of a bar: as much of its bytes and rate as fits into `width`, or `None` if nothing fits.
 fn inside(span: &Span, width: f64) -> Option<String> {
     let bytes = if span.bytes > 0 { size(span.bytes) } else { span.name.clone() };
     let long = rate(span).map(|rate| format!("{bytes}, {rate:.1} GB/s"));

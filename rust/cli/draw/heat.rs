@@ -1,8 +1,9 @@
-//! Draws the speed-ups of trials as a heat map: granularity to the right, mover and number of blocks downwards.
+//! Draws the speed-ups of tuning trials as a heat map. A column is a number of partitions, and a row is a method of copying with a number
+//! of thread blocks.
 
 use super::svg::{Anchor, Svg, text_width};
 
-/// Contents of one heat map.
+/// Contents of one heat map: headings, and the speed-up of each combination.
 pub struct HeatMap {
     pub title: String,
     /// Two lines of heading for each column.
@@ -11,7 +12,8 @@ pub struct HeatMap {
     pub rows: Vec<(String, Vec<Option<f64>>)>,
 }
 
-/// Colours from no gain to the largest gain; losses are red. Steps differ in lightness, for grey printers and colour-blind readers.
+/// Colours from no gain to the largest gain. Slowdowns are red. Successive colours differ in lightness, for grey printers and colour-blind
+/// readers.
 const COLOURS: [&str; 6] = ["#f7fbff", "#d0e1f2", "#94c4df", "#4a98c9", "#1764ab", "#08306b"];
 const FIRST_DARK: usize = 3;
 const LOSS: f64 = 0.98;
@@ -23,7 +25,7 @@ const STYLE: &str = "\
 const MARGIN: f64 = 24.0;
 const CELL: [f64; 2] = [62.0, 30.0];
 
-/// Returns the maps, one below the other, as an SVG file.
+/// Returns an SVG file with the heat maps one below the other.
 pub fn heat(maps: &[HeatMap]) -> String {
     let names = maps.iter().flat_map(|map| &map.rows).map(|(name, _)| text_width(name, 12.0)).fold(0.0, f64::max);
     let left = MARGIN + names + 12.0;

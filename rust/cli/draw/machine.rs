@@ -1,4 +1,5 @@
-//! Draws a machine: one row for each kind of node, and links with their capacities. Links within a row are arcs above it.
+//! Draws a machine as SVG. Each kind of node has a row, and each link shows its capacity. A link between two nodes of one row is an arc
+//! above the row.
 
 use super::cables::{Cable, Together, cables};
 use super::svg::{Anchor, Svg, text_width};
@@ -16,19 +17,19 @@ const MARGIN: f64 = 24.0;
 const COLUMN: f64 = 110.0;
 const LEAST_WIDTH: f64 = 660.0;
 const BOX: f64 = 34.0;
-/// Height between two rows.
+/// Vertical space between two rows.
 const GAP: f64 = 74.0;
-/// Height that an arc gains for each node that it passes.
+/// Height that is added to an arc for each node that it passes over.
 const RISE: f64 = 24.0;
 const LINE: f64 = 12.0;
-/// Font size of a link's label.
+/// Font size of the label of a link.
 const LABEL: f64 = 10.0;
-/// Width of the space between two nodes of a row. The label of a link between them fits into it.
+/// Horizontal space between two nodes of a row. The label of a link between adjacent nodes fits into it.
 const SPACE: f64 = 34.0;
-/// Letters in a line of text below the drawing.
+/// Maximum number of characters in a line of text below the drawing.
 const LETTERS: usize = 90;
 
-/// Position of a node: centre, half of the width, upper edge.
+/// Position of a node in the drawing: the centre, half of the width, and the upper edge.
 #[derive(Copy, Clone, Default)]
 struct Place {
     x: f64,
@@ -36,7 +37,7 @@ struct Place {
     y: f64,
 }
 
-/// Returns the machine as an SVG file.
+/// Returns a drawing of the machine as an SVG file.
 pub fn machine(topology: &Topology) -> String {
     let (cables, shared) = cables(topology);
     let rows = rows(topology);
@@ -71,14 +72,14 @@ pub fn machine(topology: &Topology) -> String {
         let (from, to) = (places[left], places[right]);
         let text = label(cable, left == cable.a);
         if row != other_row {
-            // Draw the link straight down from the narrower node, next to other links between the same two nodes.
+            // Draw the link vertically below the narrower of the two nodes, next to other links between the same nodes.
             let same = |other: &&Cable| [(other.a, other.b), (other.b, other.a)].contains(&(cable.a, cable.b));
             let aside = 40.0 * cables[..index].iter().filter(same).count() as f64;
             let x = aside + if from.half < to.half { from.x } else { to.x };
             let within = |place: Place| x.clamp(place.x - place.half + 4.0, place.x + place.half - 4.0);
             let (upper, lower) = ((within(from), from.y + BOX), (within(to), to.y));
             svg.line(class, thick, upper, lower);
-            // Place the label near the upper end, because the arcs above the lower row need the room at the lower end.
+            // Place the label near the upper end of the link, because the arcs above the lower row need the space at the lower end.
             labels.push((((upper.0 + lower.0) / 2.0, upper.1 + 28.0), text));
         } else if a.abs_diff(b) == 1 {
             let y = from.y + BOX / 2.0;
@@ -131,7 +132,7 @@ pub fn machine(topology: &Topology) -> String {
     svg.finish(width + 2.0 * MARGIN, y + MARGIN, &topology.name, STYLE)
 }
 
-/// Returns the style class of a link. Kinds differ by colour and by dash, so that they can be distinguished in grey too.
+/// Returns the CSS class of a kind of link. The kinds differ by colour and by dash, so that they can also be distinguished in grey.
 fn class(kind: LinkKind) -> &'static str {
     match kind {
         LinkKind::Nvlink => "n",
@@ -140,7 +141,7 @@ fn class(kind: LinkKind) -> &'static str {
     }
 }
 
-/// Returns the nodes from top to bottom: switches between GPUs, GPUs, the other switches by their distance from GPUs, host memory.
+/// Returns the rows of nodes from top to bottom: switches between GPUs, GPUs, other switches by their distance from GPUs, and host memory.
 fn rows(topology: &Topology) -> Vec<Vec<usize>> {
     let kind = |node: usize| topology.nodes[node].kind;
     let nodes = || 0..topology.nodes.len();
@@ -152,7 +153,7 @@ fn rows(topology: &Topology) -> Vec<Vec<usize>> {
         let joined =
             |a: usize, b: usize| topology.links.iter().any(|link| [(a, b), (b, a)].contains(&(link.from.0 as usize, link.to.0 as usize)));
         let (next, rest): (Vec<usize>, Vec<usize>) = left.iter().partition(|&&node| above.iter().any(|&upper| joined(upper, node)));
-        // Nodes that no GPU reaches are placed below all others.
+        // Nodes that are not connected to any GPU are in the last row.
         (left, rows) = if next.is_empty() { (Vec::new(), [rows, vec![rest]].concat()) } else { (rest, [rows, vec![next]].concat()) };
     }
     rows.push(of(|kind| kind == NodeKind::Host));
@@ -160,7 +161,7 @@ fn rows(topology: &Topology) -> Vec<Vec<usize>> {
     rows
 }
 
-/// Returns the lines of a link's label. The link is drawn downwards from node `a` if `from_a`, otherwise from `b`.
+/// Returns the lines of the label of a link. If `from_a` is true, node `a` is drawn above node `b`, otherwise below.
 fn label(cable: &Cable, from_a: bool) -> Vec<String> {
     let (there, back) = ((cable.there, &cable.marks_there), (cable.back, &cable.marks_back));
     let (down, up) = if from_a { (there, back) } else { (back, there) };
@@ -177,13 +178,13 @@ fn label(cable: &Cable, from_a: bool) -> Vec<String> {
     lines
 }
 
-/// Returns a number in a circle, or in brackets above 20.
+/// Returns the mark of a shared resource: a number in a circle, or in brackets if it is above 20.
 fn mark(index: usize) -> String {
     let number = index as u32 + 1;
     if number <= 20 { char::from_u32(0x2460 + index as u32).unwrap_or('?').to_string() } else { format!("[{number}]") }
 }
 
-/// Formats a rate in GB/s with four digits, without trailing zeros after the point.
+/// Formats a rate in GB/s with at most four significant digits, without trailing zeros.
 fn gigabytes(rate: f64) -> String {
     let rate = rate / 1e9;
     let decimals = match rate {

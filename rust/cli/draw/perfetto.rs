@@ -1,22 +1,23 @@
-//! Writes a timeline in Chrome's trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open: a process for each device,
-//! a thread for each lane, a slice for each operation, flow arrows for dependencies.
+//! Writes a timeline in Chrome's trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open. Each device is shown as a
+//! process, each internal stream as a thread, each operation as a slice, and each dependency as a flow arrow.
 
 use mpgpu_core::model::timeline::Timeline;
 use mpgpu_core::topology::DeviceId;
 use serde_json::{Value, json};
 
-/// Converts to microseconds, the unit of the format, rounded to nanoseconds.
+/// Converts seconds to microseconds, which are the unit of the format. Rounds to nanoseconds.
 fn microseconds(seconds: f64) -> f64 {
     (seconds * 1e9).round() / 1e3
 }
 
-/// Returns the process number of a device. Process numbers are positive: GPUs count from 1, host domains from 10,001, so that viewers list
-/// them after the GPUs.
+/// Returns the process number in the trace for a device. GPUs have numbers from 1, and host domains from 10,001, so that viewers list host
+/// domains after the GPUs.
 fn process(device: DeviceId) -> i64 {
     if device.is_host() { 10_000 - i64::from(device.0) } else { i64::from(device.0) + 1 }
 }
 
-/// Returns the trace of a timeline. `path` returns the name of a span's path, which becomes a category for filters of the viewer.
+/// Returns the trace of a timeline as JSON. `path` returns the name of the path to which an operation belongs, which becomes a category by
+/// which the viewer can filter.
 pub fn perfetto(timeline: &Timeline, path: impl Fn(&mpgpu_core::model::timeline::Span) -> Option<String>) -> Value {
     let mut events: Vec<Value> = Vec::new();
     let mut named: Vec<DeviceId> = Vec::new();
@@ -45,8 +46,8 @@ pub fn perfetto(timeline: &Timeline, path: impl Fn(&mpgpu_core::model::timeline:
     for (id, arrow) in timeline.arrows.iter().enumerate() {
         let ((from_pid, from_tid), (to_pid, to_tid)) = (row(arrow.from), row(arrow.to));
         let (from, to) = (&timeline.spans[arrow.from], &timeline.spans[arrow.to]);
-        // A flow binds to the slice that encloses its time. The slice is already over at its end, so the flow starts one nanosecond
-        // earlier.
+        // A flow arrow belongs to the slice that contains its start time. A slice does not contain its own end, so the arrow starts one
+        // nanosecond earlier.
         let leaves = (microseconds(from.end) - 0.001).max(microseconds(from.begin));
         events.push(json!({"ph": "s", "id": id, "name": "waits", "cat": "dependency", "pid": from_pid, "tid": from_tid, "ts": leaves}));
         events.push(json!({

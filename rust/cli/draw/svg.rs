@@ -1,15 +1,15 @@
-//! A small SVG writer: shapes with one class each, escaped text, and coordinates without needless digits.
+//! Writes SVG files. Each shape has one class, texts are escaped, and coordinates have no needless digits.
 //!
-//! The drawings need only three kinds of element. The `svg` crate would add a tree of elements in between and nothing else.
+//! The drawings need only three kinds of element. The `svg` crate would offer no more, and would first build a tree of elements in memory.
 
 use std::fmt::{Display, Write};
 
-/// A picture under construction.
+/// SVG picture to which shapes are added one by one.
 pub struct Svg {
     body: String,
 }
 
-/// Position of a text relative to its point.
+/// Horizontal position of a text relative to its point.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Anchor {
     Start,
@@ -17,13 +17,13 @@ pub enum Anchor {
     End,
 }
 
-/// Returns an upper bound for the width of a drawn text. Of the fonts named in [`Svg::finish`], the widest takes 0.62 of its size per
-/// letter on average, and 0.85 for an arrow.
+/// Returns an upper bound for the width of a text with font size `size`. In the widest of the fonts named in [`Svg::finish`], a character
+/// takes on average 0.62 of the font size, and an arrow 0.85.
 pub fn text_width(text: &str, size: f64) -> f64 {
     text.chars().map(|c| if c.is_ascii() { 0.62 } else { 0.85 }).sum::<f64>() * size
 }
 
-/// Formats a coordinate with one decimal, or without a decimal that is zero.
+/// Formats a coordinate with one decimal place, or with none if the decimal is zero.
 fn number(value: f64) -> String {
     let text = format!("{value:.1}");
     match text.strip_suffix(".0") {
@@ -33,7 +33,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Escapes `<`, `>`, `&` and quotes. Control characters, which XML does not allow, become blanks.
+/// Escapes `<`, `>`, `&` and quotes, and replaces control characters, which XML does not allow, by blanks.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -60,7 +60,7 @@ impl Svg {
         self.body.push('\n');
     }
 
-    /// Adds a rectangle with a tool tip.
+    /// Adds a rectangle. `tip` is its tool tip.
     pub fn rectangle(&mut self, class: &str, [x, y, width, height]: [f64; 4], tip: &str) {
         let [x, y, width, height] = [x, y, width, height].map(number);
         let end = if tip.is_empty() { "/>".into() } else { format!("><title>{}</title></rect>", escaped(tip)) };
@@ -82,7 +82,7 @@ impl Svg {
         ));
     }
 
-    /// Adds a text whose base line passes through the point.
+    /// Adds a text whose base line passes through the point (x, y).
     pub fn text(&mut self, class: &str, (x, y): (f64, f64), anchor: Anchor, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "",
@@ -93,7 +93,7 @@ impl Svg {
         self.push(format_args!("<text class=\"{class}\" x=\"{x}\" y=\"{y}\"{anchor}>{text}</text>"));
     }
 
-    /// Adds an opaque rectangle of class `g` under a text of this size that is added later, so that no line crosses the text.
+    /// Adds an opaque rectangle of class `g` for a text that the caller adds later at the same point, so that no line crosses the text.
     pub fn ground(&mut self, (x, y): (f64, f64), anchor: Anchor, text: &str, size: f64) {
         let width = text_width(text, size) + 2.0;
         let left = match anchor {
@@ -104,7 +104,7 @@ impl Svg {
         self.rectangle("g", [left, y - 0.9 * size, width, 1.2 * size], "");
     }
 
-    /// Returns the file. The background is white, so that the picture is readable on dark pages too.
+    /// Returns the complete SVG file. The background is white, so that the picture is readable on dark pages too.
     pub fn finish(self, width: f64, height: f64, title: &str, style: &str) -> String {
         let (width, height): (&dyn Display, &dyn Display) = (&number(width.ceil()), &number(height.ceil()));
         format!(

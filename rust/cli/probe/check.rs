@@ -1,4 +1,4 @@
-//! Compares predicted with measured times by executing plans for the context's topology on the machine.
+//! Compares predicted with measured times. Executes plans for the context's topology on this machine.
 
 use mpgpu_contexts::{Context, Plan as Bound, PlanOptions, Transfer};
 use mpgpu_core::plan::{PathPlan, Plan, Shape};
@@ -10,18 +10,17 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Size in bytes below which startup and joins dominate the time, so that the goal for the worst error does not apply.
+/// Size in bytes from which a case counts as large. Below it, startup time dominates, so the goal for the worst error does not apply.
 const LARGE: u64 = 16 << 20;
-/// Goals for the relative errors of predictions. The first is for the median error and equals that of a published model; the second is for
-/// the worst error at large sizes.
+/// Goals for the relative errors of predictions. The first is for the median error, and equals the error of a published model. The second
+/// is for the worst error of large cases.
 const GOALS: [f64; 2] = [0.06, 0.15];
 const WARM_UP: usize = 3;
 const ROUNDS: usize = 11;
-/// Number of passes over all cases. In each pass all cases are measured with another buffer of host memory and with newly allocated GPU
-/// memory, because a prediction must not depend on one buffer or one moment. The number is odd, so that the median is the result of one of
-/// the passes.
+/// Number of passes over all cases. Each pass uses another buffer of host memory and newly allocated GPU memory, because a prediction must
+/// not depend on one buffer or one moment. The number is odd, so that the median is the value of one of the passes.
 const TURNS: usize = 3;
-/// Largest number of bytes on one device for the sources and destinations of a case.
+/// Maximum number of bytes on one device for the sources and destinations of one case.
 const MOST_MEMORY: u64 = 4 << 30;
 
 struct Case {
@@ -32,15 +31,15 @@ struct Case {
     host_path: Option<bool>,
 }
 
-/// Prediction and measurements of one case at one size. Times are in seconds.
+/// Predicted and measured times of one case at one size, in seconds.
 pub struct Checked {
     case: String,
     bytes: u64,
     paths: usize,
     predicted: f64,
-    /// Times of all rounds in seconds, in order, for each pass.
+    /// Times of all rounds in seconds, in one list for each pass.
     rounds: Vec<Vec<f64>>,
-    /// Paths of the executed plan, as JSON.
+    /// Paths of the executed plan, as JSON for the report.
     plan: Value,
 }
 
@@ -50,19 +49,20 @@ impl Checked {
         self.rounds.iter().map(|seconds| middle(seconds.clone())).collect()
     }
 
-    /// Returns the median of the medians of all passes, in seconds.
+    /// Returns the measured time of the case in seconds: the median of the medians of all passes.
     fn measured(&self) -> f64 {
         middle(self.turns())
     }
 
-    /// Returns the relative difference between the medians of the passes. No prediction can be more precise than this.
+    /// Returns the difference between the slowest and the fastest pass, relative to the measured time. No prediction can be more precise
+    /// than this.
     fn spread(&self) -> f64 {
         let turns = self.turns();
         let (least, most) = turns.iter().fold((f64::INFINITY, 0.0_f64), |(least, most), one| (least.min(*one), most.max(*one)));
         (most - least) / self.measured()
     }
 
-    /// Returns the relative error of the prediction. It is positive if the predicted time was too long.
+    /// Returns the relative error of the prediction. It is positive if the predicted time is too long.
     fn error(&self) -> f64 {
         self.predicted / self.measured() - 1.0
     }
@@ -100,7 +100,7 @@ pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
         if context.backend().is_virtual() { &[1 << 20, 4 << 20] } else { &[1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30] };
     let mut checked: Vec<Checked> = Vec::new();
     let joined = |&(from, to): &(DeviceId, DeviceId)| machine.contains(from) && machine.contains(to) && machine.route(from, to).is_some();
-    // If the topology has no route for a copy, no time can be predicted.
+    // A case is left out if the topology has no route for one of its copies, because no time can be predicted then.
     let (cases, left_out): (Vec<Case>, Vec<Case>) = cases(machine.gpu_count()).into_iter().partition(|case| case.copies.iter().all(joined));
     for case in left_out {
         eprintln!("{}: skipped, not all of its copies have a direct route", case.name);
@@ -140,7 +140,7 @@ pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
     Ok(checked)
 }
 
-/// Returns the plan of a case at one size, and the time of each round in seconds.
+/// Measures a case at one size. Returns its plan, and the time of each round in seconds.
 fn measure(context: &Context, case: &Case, transfers: &[Transfer], bytes: u64) -> Result<(Arc<Bound>, Vec<f64>), Box<dyn Error>> {
     let options = PlanOptions { max_paths: case.max_paths, host_path: case.host_path, adapt: Some(false), ..PlanOptions::default() };
     let (from, to) = case.copies[0];
@@ -165,7 +165,7 @@ fn middle(mut seconds: Vec<f64>) -> f64 {
     seconds[seconds.len() / 2]
 }
 
-/// Returns a description of every path of a plan as JSON: route, bytes and number of chunks.
+/// Returns a JSON description of every path of a plan: its route, bytes and number of chunks.
 fn paths(plan: &Plan) -> Value {
     let path = |shape: &Shape, path: &PathPlan| {
         let via = path.via.map(|via| format!("{via}>")).unwrap_or_default();
@@ -174,7 +174,7 @@ fn paths(plan: &Plan) -> Value {
     plan.transfers.iter().flat_map(|transfer| transfer.paths.iter().map(move |one| path(&transfer.shape, one))).collect()
 }
 
-/// Memory of a context that is freed when the value is dropped.
+/// Allocations of a context that are freed when the value is dropped.
 struct Memory<'a> {
     context: &'a Context,
     addresses: Vec<u64>,
@@ -185,9 +185,9 @@ impl<'a> Memory<'a> {
         Memory { context, addresses: Vec::new() }
     }
 
-    /// Allocates one buffer of host memory for each pass. Returns the buffers and their size in bytes, the largest of `sizes` for which
-    /// there is enough memory. All buffers exist at the same time: if one were freed, the next allocation would return the same memory,
-    /// whose pages may be slower than others.
+    /// Allocates one buffer of host memory for each pass. Returns the buffers, and the size of each in bytes, which is the largest of
+    /// `sizes` for which there is enough memory. All buffers exist at the same time. If one were freed before the next is allocated, the
+    /// next would consist of the same pages, which may be slower than others.
     fn of_host(context: &'a Context, sizes: &[u64]) -> Result<(Memory<'a>, u64), Box<dyn Error>> {
         let mut last = None;
         for &bytes in sizes.iter().rev() {
@@ -209,8 +209,8 @@ impl<'a> Memory<'a> {
         Ok(address)
     }
 
-    /// Returns transfers for the copies, with GPU memory that is allocated here and host memory at the address `host`. No case has two
-    /// copies from or to host memory.
+    /// Returns the transfers of a case for the given copies. GPU memory is allocated here, and host memory is at the address `host`. No
+    /// case has more than one copy from or to host memory.
     fn transfers(&mut self, host: u64, copies: &[(DeviceId, DeviceId)], bytes: u64) -> Result<Vec<Transfer>, Box<dyn Error>> {
         let mut end = |device: DeviceId| if device.is_host() { Ok(host) } else { self.allocate(device, bytes) };
         copies
@@ -230,8 +230,8 @@ impl Drop for Memory<'_> {
     }
 }
 
-/// Returns the number of results, the median and the worst of the absolute errors, and the result with the worst error. Returns `None` if
-/// there are no results.
+/// Summarises results: returns their number, the median and the largest absolute error, and the result with the largest error. Returns
+/// `None` if there are no results.
 fn summary<'a>(checked: impl Iterator<Item = &'a Checked>) -> Option<(usize, f64, f64, &'a Checked)> {
     let mut sorted: Vec<&Checked> = checked.collect();
     sorted.sort_by(|a, b| a.error().abs().total_cmp(&b.error().abs()));

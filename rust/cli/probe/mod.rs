@@ -1,4 +1,4 @@
-//! `mpgpu probe` measures the machine, shows the result, and keeps it for later contexts.
+//! Implements `mpgpu probe`, which measures the machine, shows the result, and stores it for later contexts.
 
 mod check;
 mod report;
@@ -53,7 +53,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
 
     let context = open(None)?;
     let mut options = if arguments.quick { ProbeOptions::quick() } else { ProbeOptions::default() };
-    // Contexts look for a tuning only in the folder of a probe that is stored in the default place.
+    // Contexts look for a tuning only next to a probe that is stored in the default folder.
     let is_kept = context.keeps_probes() && !arguments.stdout && arguments.output.is_none();
     if !is_kept {
         options.tuned_bytes.clear();
@@ -72,7 +72,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     let is_written = is_kept || arguments.output.is_some();
     let path = if is_written {
         let stored = context.store_probe(&report, arguments.output.as_deref());
-        // The result is shown even if the probe cannot be stored.
+        // Show the result even if the probe cannot be stored.
         Some(stored.inspect_err(|_| print!("{}", report::tables(&report)))?)
     } else {
         None
@@ -107,7 +107,8 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     })
 }
 
-/// Returns the object as text. Its last member `readings` has one measurement on each line, because there are thousands.
+/// Returns `object` as JSON text, with the additional member `readings` at its end. That member has one measurement on each line, because
+/// there are thousands of measurements.
 fn with_readings(object: &Value, readings: &[Value]) -> String {
     let text = format!("{object:#}");
     let lines: Vec<String> = readings.iter().map(|reading| format!("    {reading}")).collect();

@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Smallest slowdown with which a pair of copies is shown: the time of both copies at the same time divided by the time of an isolated
-/// copy.
+/// Smallest slowdown for which two copies are listed as slowing each other down: the time of both copies at the same time, divided by the
+/// time of an isolated copy.
 const SHOWN: f64 = 1.1;
-/// Largest number of lines of a list. Of a longer list, only the number of the remaining lines is shown.
+/// Maximum number of lines of a list. If a list is longer, the number of omitted lines is shown instead.
 const LONGEST: usize = 40;
 
 pub fn tables(report: &ProbeReport) -> String {
@@ -72,7 +72,7 @@ fn more(text: &mut String, all: usize) {
 
 fn matrix(title: &str, hops: &[HopFound], cell: impl Fn(&HopFound) -> String) -> String {
     let devices: BTreeSet<DeviceId> = hops.iter().flat_map(|hop| [hop.from, hop.to]).collect();
-    // Hosts have negative numbers. They are listed after the GPUs, starting with host 0.
+    // Hosts have negative device numbers. They are listed after the GPUs, in the order host 0, host 1, and so on.
     let (hosts, gpus): (Vec<DeviceId>, Vec<DeviceId>) = devices.into_iter().partition(|device| device.is_host());
     let devices: Vec<DeviceId> = gpus.into_iter().chain(hosts.into_iter().rev()).collect();
     let mut text = format!("{title}\n        ");
@@ -92,7 +92,7 @@ fn arrow((from, to): (DeviceId, DeviceId)) -> String {
     format!("{from}>{to}")
 }
 
-/// Returns a list of as many of the hops as fit into one line.
+/// Formats a list of hops (pairs of source and destination device), with as many as fit into one line.
 fn ends(hops: &[(DeviceId, DeviceId)]) -> String {
     const MOST: usize = 8;
     let mut text = hops.iter().take(MOST).map(|hop| arrow(*hop)).collect::<Vec<_>>().join(" ");
@@ -133,13 +133,13 @@ pub fn to_json(report: &ProbeReport, path: Option<&Path>, seconds: f64) -> Value
     })
 }
 
-/// Returns every cost with its name, in seconds or as a ratio, as JSON.
+/// Returns the planner's costs as JSON: each cost with its name, in seconds or as a ratio.
 pub fn costs(costs: &Costs) -> Value {
     Costs::TABLE.iter().map(|cost| (cost.name.to_owned(), json!((cost.of)(costs)))).collect::<serde_json::Map<String, Value>>().into()
 }
 
-/// Returns every measurement as JSON: the copies, and for each run the time in seconds until the submission returned and until all data had
-/// arrived.
+/// Returns every measurement as JSON. Each has its copies, and for each run two times in seconds: until the submission returned, and until
+/// all data had arrived.
 pub fn readings(report: &ProbeReport) -> Vec<Value> {
     let hop = |hop: &Hop| json!([arrow((hop.from, hop.to)), hop.bytes]);
     let pipeline = |pipeline: &Pipeline| {

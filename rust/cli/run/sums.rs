@@ -1,4 +1,5 @@
-//! Counters in the memory that `mpgpu run` shares with the processes that it starts. `cpp/preload/report.cpp` writes them.
+//! Reads counters of copies in memory that `mpgpu run` shares with the processes that it starts. `cpp/preload/report.cpp` writes these
+//! counters.
 
 use rustix::fs::{self, MemfdFlags, SealFlags};
 use std::fmt::Write;
@@ -9,17 +10,18 @@ use std::os::unix::fs::FileExt;
 
 const MARK: &[u8; 8] = b"mpgpusum";
 const BYTES: usize = 4096;
-/// Number of 8-byte words before the counters of the outcomes. These words hold a mark, the number of outcomes that count as accelerated,
-/// the number of outcomes, the number of processes, the nanoseconds saved, the number of copies compared, and the number of wrong copies.
+/// Number of 8-byte words before the counters of the outcomes. The words hold a magic number, the number of outcomes that count as
+/// accelerated, the number of outcomes, the number of processes, the nanoseconds saved, the number of copies compared, and the number of
+/// wrong copies.
 const HEAD: usize = 7;
-/// Number of bytes in which the name of an outcome is stored.
+/// Number of bytes that are reserved for the name of an outcome.
 const NAME: usize = 96;
 
-/// Counters of all processes. They include the counts of processes that were killed.
+/// Counters of all processes in shared memory. They include the copies of processes that were killed.
 pub struct Sums(File);
 
 impl Sums {
-    /// Creates the counters with value 0. Their memory is sealed, so that no process can shrink it while others write.
+    /// Creates the counters with the value 0. The memory file is sealed, so that no process can shrink it while others write.
     pub fn new() -> io::Result<Sums> {
         let file = File::from(fs::memfd_create("mpgpu-sums", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
         file.set_len(BYTES as u64)?;
@@ -28,12 +30,12 @@ impl Sums {
         Ok(Sums(file))
     }
 
-    /// Returns a path under which processes of this user can open the memory as long as this process lives.
+    /// Returns a path by which other processes of this user can open the memory. The path is valid as long as this process lives.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Returns one line for each outcome that occurred, or one line that states that no process has copied.
+    /// Returns one line for each outcome that occurred, or a single line if no process has made a copy.
     pub fn report(&self, compared: bool) -> io::Result<String> {
         let mut bytes = [0; BYTES];
         self.0.read_exact_at(&mut bytes, 0)?;
@@ -43,7 +45,7 @@ impl Sums {
 
 fn report(bytes: &[u8; BYTES], compared: bool) -> String {
     let word = |at: usize| bytes.get(8 * at..8 * at + 8).map_or(0, |word| u64::from_le_bytes(std::array::from_fn(|i| word[i])));
-    // Programs of the user can write this memory, so no figure in it may lead to an access outside of it.
+    // Processes of the user can write anything into this memory, so no value may lead to an access outside of it.
     let outcomes = (word(2) as usize).min((BYTES - 8 * HEAD) / (NAME + 16));
     let (accelerated, processes, saved) = (word(1), word(3), word(4));
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! `mpgpu sim --adapt` simulates plans that choose among their variants by measured times, in virtual time.
+//! Implements `mpgpu sim --adapt`, which simulates plans that choose among their variants by measured times. Time is virtual.
 
 use super::SimArguments;
 use super::arguments::Factor;
@@ -12,11 +12,11 @@ use mpgpu_core::topology::{DeviceId, Machine, ResourceId};
 use serde_json::{Value, json};
 use std::rc::Rc;
 
-/// Largest number of players (plans that choose among variants). The limit exists because the simulator runs every combination of their
-/// choices that occurs.
+/// Maximum number of plans that choose among their variants ("players"). The simulator runs every combination of their choices that occurs,
+/// so more would take too long.
 const MOST_PLAYERS: usize = 16;
 
-/// Number of consecutive executions over which the worst loss is determined.
+/// Number of consecutive executions over which the loss is averaged when the worst loss is determined.
 const STRETCH: u64 = 500;
 
 pub fn run(arguments: &SimArguments, model: &Machine, shapes: &[Shape]) -> Result<String, Failure> {
@@ -95,7 +95,7 @@ struct Played<'a> {
 }
 
 impl Played<'_> {
-    /// Returns the name of a variant of a player (plan that chooses variants).
+    /// Returns the name of a variant of the plan with index `player`.
     fn variant(&self, player: usize, variant: usize) -> &'static str {
         variant_name(variant, self.players[player].variants.len())
     }
@@ -188,7 +188,7 @@ impl Played<'_> {
         })
     }
 
-    /// Returns a timeline for drawing: the active variant over time, and the trials.
+    /// Returns a timeline for the drawing: for each plan, the active variant over time, and the trials of other variants.
     fn timeline(&self) -> Timeline {
         let mut timeline = Timeline { name: self.title(), modelled: true, ..Timeline::default() };
         let end = self.play.end().time;

@@ -78,12 +78,12 @@ pub struct AdaptArguments {
     pub svg: Option<std::path::PathBuf>,
 }
 
-/// Model of a kernel's time, which is proportional to the bytes that the kernel moves.
+/// Time model of a compute kernel: the time is proportional to the bytes that the kernel reads and writes.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Kernel {
-    /// Bytes that the kernel moves, divided by the bytes that its GPU sends.
+    /// Number of bytes that the kernel reads and writes, divided by the number of bytes that its GPU sends.
     pub times: f64,
-    /// Rate in bytes/s at which the kernel accesses memory.
+    /// Rate in bytes/s at which the kernel reads and writes memory.
     pub rate: f64,
 }
 
@@ -98,7 +98,7 @@ impl FromStr for Kernel {
     }
 }
 
-/// Factor by which a capacity is multiplied, written `host=0.3`.
+/// Factor by which the capacity of the named resource is multiplied, written `host=0.3`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Factor {
     pub name: String,
@@ -118,7 +118,7 @@ impl FromStr for Factor {
     }
 }
 
-/// Factor by which a capacity is multiplied during a range of executions.
+/// Factor by which the capacity of a resource is multiplied during a range of executions, written `host=0.4@2000..4000`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Visit {
     pub leaves: Factor,
@@ -157,7 +157,7 @@ impl SimArguments {
         All times are modelled; docs/reference/simulator.md describes the model and its errors.";
 }
 
-/// Source and destination of a transfer, and its size unless `--sizes` gives the size.
+/// Source and destination of a transfer, written `gpu0:gpu1:64M`. The size is omitted if `--sizes` gives it.
 #[derive(Copy, Clone)]
 pub struct Pair {
     pub src: DeviceId,
@@ -179,7 +179,7 @@ impl FromStr for Pair {
     }
 }
 
-/// List of sizes in bytes: one size, or the powers of two between two sizes.
+/// List of sizes in bytes: a single size, or all powers of two between two sizes.
 #[derive(Clone)]
 pub struct Sizes(pub Vec<u64>);
 

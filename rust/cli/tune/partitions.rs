@@ -1,4 +1,4 @@
-//! `mpgpu tune partitions` shows the trials that a program has made with its own kernels.
+//! Implements `mpgpu tune partitions`, which shows the trials that a program has made with its own kernels for transfers in partitions.
 
 use crate::arguments::{Failure, write_file};
 use crate::draw::{HeatMap, heat};
@@ -45,7 +45,7 @@ pub fn run(arguments: &PartitionsArguments) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// Trials of one batch, sorted.
+/// Trials for one batch of transfers, sorted.
 struct Tried(PartitionTuning);
 
 impl Tried {
@@ -58,12 +58,13 @@ impl Tried {
         format!("{} in a step (batch {})", size(self.0.bytes), self.0.shape)
     }
 
-    /// Returns the size of one partition as text, summed over all transfers.
+    /// Returns the size of one partition as text if the transfers are cut into `count` partitions. Sizes are summed over all transfers.
     fn each(&self, count: u32) -> String {
         size(self.0.bytes.div_ceil(u64::from(count)))
     }
 
-    /// Returns the speed-up compared with a single partition that copy engines move, or `None` if that was not measured.
+    /// Returns the speed-up of a trial compared with a transfer in a single partition by copy engines. Returns `None` if that was not
+    /// measured.
     fn gain(&self, of: &PartitionTrial) -> Option<f64> {
         let is_bulk = |trial: &&PartitionTrial| (trial.mover, trial.count, trial.blocks) == (PartitionMover::CopyEngine, 1, of.blocks);
         self.0.trials.iter().find(is_bulk).map(|bulk| bulk.ns as f64 / of.ns.max(1) as f64)

@@ -6,29 +6,29 @@ use mpgpu_core::units::{size, time};
 use mpgpu_measure::tune::{EngineResult, Origin, Setting, TunedPoint, Tuning};
 use serde_json::{Value, json};
 
-/// Results of tuning on one machine.
+/// Results of tuning for one machine.
 pub struct MachineReport {
     pub machine: String,
     pub digest: String,
     pub origin: Origin,
-    /// Tuning that is judged, if any.
+    /// Earlier tuning that is evaluated; `None` if there is none.
     pub in_force: Option<Tuning>,
     pub points: Vec<TunedPoint>,
-    /// New tuning; `None` if the plans were only judged.
+    /// New tuning; `None` if plans were only evaluated (`--judge`).
     pub tuning: Option<Tuning>,
 }
 
-/// Returns by how many per cent the time `seconds` exceeds the time `best`.
+/// Returns the difference between the times `seconds` and `best` in per cent of `best`.
 fn loss(seconds: f64, best: f64) -> f64 {
     (seconds / best - 1.0) * 100.0
 }
 
-/// Returns a name for the origin of the chosen plans: the tuning or the model.
+/// Returns the name of the chooser of the plans: the tuning if `tuned` is true, otherwise the model.
 fn chooser(tuned: bool) -> &'static str {
     if tuned { "tuning" } else { "model" }
 }
 
-/// Returns a description of one point in one line, which is printed as progress.
+/// Returns a description of the result at one point (case and size) in one line, which is printed as progress.
 pub fn line(point: &TunedPoint, tuned: bool) -> String {
     let (engine, seconds) = point.choice();
     let grid = match (point.exhaustive(), point.grid_evaluations()) {
@@ -57,7 +57,7 @@ fn heading(report: &MachineReport) -> String {
     format!("{}, {how}\n\n", report.machine)
 }
 
-/// Returns the results of tuning as a table.
+/// Returns the results of tuning for one machine as a table.
 pub fn tuned(report: &MachineReport) -> String {
     let exhaustive = report.points.iter().any(|point| point.exhaustive().is_some());
     let mut rows = vec![["case", "", "size", "model's choice", "tuned choice", "gain", "scores", "setting"].map(str::to_owned).to_vec()];
@@ -121,25 +121,25 @@ fn words(setting: &Setting) -> String {
     if words.is_empty() { "the model's paths, shares and chunks".into() } else { words.join(", ") }
 }
 
-/// Comparison of the chosen plans with the best plans, over all machines and cases.
+/// Comparison of the chosen plans with the best plans found, over all machines, cases and sizes.
 pub struct Judged {
     /// True if a tuning has chosen the plans, false if the model has.
     pub tuned: bool,
-    /// Number of points (combinations of case and size) that were judged.
+    /// Number of points (combinations of case and size) that were evaluated.
     pub cases: usize,
-    /// Number of points at which the chosen plan takes at most 3 % more time than the best plan.
+    /// Number of points (case and size) at which the chosen plan takes at most 3 % longer than the best plan.
     pub within: usize,
-    /// Largest loss of a chosen plan in per cent of the best plan's time.
+    /// Largest amount by which a chosen plan is slower than the best plan, in per cent of the best plan's time.
     pub worst: f64,
-    /// Largest loss of a plan from the short search in per cent of the best plan's time.
+    /// Largest amount by which a plan from the short search is slower than the best plan, in per cent of the best plan's time.
     pub short_worst: f64,
-    /// Mean number of plans that the short search scored for each point (case and size).
+    /// Mean number of plans that the short search measures at each point (case and size).
     pub short_scores: f64,
-    /// Mean number of plans that the grid search scored for each point (case and size).
+    /// Mean number of plans that the grid search measures at each point (case and size).
     pub grid_scores: f64,
 }
 
-/// Largest loss in per cent with which a point counts as reaching the goal. The goal must be reached in nine of ten cases.
+/// Largest loss, in per cent of the best plan's time, with which a point reaches the goal. Nine of ten points should reach it.
 const GOAL: f64 = 3.0;
 
 impl Judged {
@@ -172,7 +172,7 @@ impl Judged {
     }
 }
 
-/// Returns the results of judging as a table.
+/// Returns the comparison of chosen plans with the best plans as a table.
 pub fn judgement(reports: &[MachineReport], judged: &Judged) -> String {
     let chooser = chooser(judged.tuned);
     let loses = format!("{chooser} loses");
