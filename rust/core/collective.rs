@@ -48,10 +48,10 @@ pub struct BlockCopy {
 /// Sizes of the blocks of a collective, bytes.
 #[derive(Copy, Clone, Debug)]
 pub enum Sizes<'a> {
-    /// Size that all blocks have.
+    /// Size in bytes of every block.
     Equal(u64),
-    /// Individual size of each block. An all-to-all has one size for each pair of participants, ordered by sender and then by receiver. A
-    /// broadcast has one size, for the root's block. The other collectives have one size for each participant.
+    /// Individual size of each block in bytes. An all-to-all has one size for each pair of participants, ordered by sender and then by
+    /// receiver. A broadcast has one size, for the root's block. The other collectives have one size for each participant.
     Each(&'a [u64]),
 }
 

@@ -5,17 +5,18 @@ use super::times::{News, Times};
 /// Maximum number of variants of a plan.
 pub const MAX_VARIANTS: usize = 4;
 
-/// Fraction of the elapsed time that may be spent on tries, which are executions of inactive variants. The intended limit is 1 %; the
-/// difference covers tries that cost more than expected.
+/// Fraction of the elapsed time that trial executions of inactive variants (tries) may cost. The intended limit is 1 %; the difference
+/// covers tries that cost more than expected.
 const TRIES: f64 = 1.0 / 128.0;
 
-/// Maximum budget for tries that can accumulate, in execution times of the active variant.
+/// Maximum budget for trial executions that can accumulate, in execution times of the active variant.
 const SAVED: f64 = 8.0;
 
-/// Amount by which tries may exceed the budget after a detected change or for a variant with few measured times, in execution times of the
-/// active variant. It is above 0 because tries are made at random moments.
+/// Amount by which trial executions may exceed their budget after a detected change or for a variant with few measured times, in execution
+/// times of the active variant. It is above 0 because trial executions are made at random moments.
 const ADVANCE: f64 = 6.0;
-/// Amount by which tries may exceed the budget in all other cases, in execution times of the active variant.
+/// Amount by which trial executions may exceed their budget if nothing has changed and at least three times of the variant are known, in
+/// execution times of the active variant.
 const LITTLE: f64 = 2.0;
 
 /// Minimum difference at which a faster variant may become the active one, in standard errors of the measured times.
@@ -24,14 +25,16 @@ const SIGNIFICANT: f64 = 2.0;
 /// these links may then lose what the variant gains.
 const LEAST_GAIN: f64 = 0.02;
 
-/// Mean number of executions between tries of a variant that seems faster than the active one.
+/// Mean number of executions between trial executions of a variant that seems faster than the active one.
 const PROMISING: u64 = 12;
 
-/// Minimum mean interval between tries of a slower variant, in multiples of the interval between measurements of the active variant.
+/// Minimum mean interval between trial executions of a slower variant, in multiples of the interval between measurements of the active
+/// variant.
 const SELDOM: u64 = 4;
 
-/// Number of executions after which the chooser stops waiting for the measured time of a try. It is also the number of first executions of
-/// a plan in which tries of unmeasured variants do not count against the budget, because that loss occurs only once.
+/// Number of executions after which the chooser stops waiting for the measured time of a trial execution. It is also the number of first
+/// executions of a plan in which trial executions of unmeasured variants do not count against the budget, because that loss occurs only
+/// once.
 const OVERDUE: u64 = 32;
 
 /// Ratio of measured to expected time of the active variant above which the chooser raises an alarm, before a second measured time confirms
@@ -71,13 +74,14 @@ pub struct Chooser {
     in_force: usize,
     variants: usize,
     times: [Times; MAX_VARIANTS],
-    /// Number of the execution at which each variant is tried next.
+    /// Number of the execution at which each inactive variant is next executed as a trial.
     due: [u64; MAX_VARIANTS],
-    /// Latest try of each variant, if its time is not known yet: the number of the execution, and the cost reserved in the budget.
+    /// Latest trial execution of each variant, if its time is not known yet: the number of the execution, and the cost in nanoseconds
+    /// reserved in the budget.
     pending: [Option<(u64, f64)>; MAX_VARIANTS],
-    /// Number of first executions whose tries do not count against the budget.
+    /// Number of first executions of the plan in which trial executions of unmeasured variants do not count against the budget.
     free: u64,
-    /// Time that may be spent on tries, in nanoseconds. It is negative if tries have cost more than allowed.
+    /// Time that trial executions may cost, in nanoseconds. It is negative if they have cost more than allowed.
     budget: f64,
     /// Number of the execution up to which the budget has been updated.
     counted: u64,
@@ -96,7 +100,7 @@ pub struct Chooser {
     recent: u32,
     /// Number of the execution from which the [`FORGOTTEN`] executions until the next change is forgotten are counted.
     recent_since: u64,
-    /// Variant that becomes active if it is still faster at the execution with the given number.
+    /// Variant that becomes active if it is still faster at the execution with the given number. `None` if no change is delayed.
     intent: Option<(usize, u64)>,
     switches: u64,
     tries: u64,
@@ -123,7 +127,7 @@ impl Chooser {
             in_force: fastest.unwrap_or(0),
             variants,
             times,
-            // Try the plain copies first, because the caller would use them if it did not use the library.
+            // The variant of plain copies is tried first, because the caller would make these copies without the library.
             due: std::array::from_fn(|v| variants.saturating_sub(v) as u64),
             pending: [None; MAX_VARIANTS],
             free: OVERDUE,
@@ -143,8 +147,9 @@ impl Chooser {
         }
     }
 
-    /// Creates a chooser for a process in which other streams copy at the same time and also start with the plain copies. The plain copies
-    /// are active at first, and every try counts against the budget. The first tries of different choosers are made at different moments.
+    /// Creates a chooser for a process in which other streams copy at the same time and have their own choosers. The variant of plain
+    /// copies (one direct copy for each transfer) is active at first, and every trial execution counts against the budget. The first trial
+    /// executions of different choosers are made at different moments.
     pub fn among_others(variants: usize, steady: u32, seed: u64) -> Chooser {
         let mut chooser = Chooser::new(&vec![None; variants], steady, seed);
         (chooser.in_force, chooser.alarm, chooser.free) = (chooser.variants - 1, false, 0);
@@ -206,7 +211,7 @@ impl Chooser {
     }
 
     /// Returns the index of the variant for an execution that should be measured but cannot be. While no time is known, it is the variant
-    /// of plain copies, because many executions may start before the first time is reported.
+    /// of plain copies (one direct copy for each transfer), because many executions may start before the first time is reported.
     pub fn unmeasured(&self) -> usize {
         if self.alarm { self.seems_fastest() } else { self.in_force }
     }
@@ -222,7 +227,7 @@ impl Chooser {
         self.switches
     }
 
-    /// Returns the number of executions of inactive variants ("tries").
+    /// Returns the number of trial executions of inactive variants so far.
     pub fn tries(&self) -> u64 {
         self.tries
     }
@@ -259,7 +264,7 @@ impl Chooser {
         choice
     }
 
-    /// Returns the inactive variant that this execution tries, or `None` if no try is due or the budget does not allow one.
+    /// Returns the inactive variant that this execution uses as a trial, or `None` if no trial is due or the budget does not allow one.
     fn try_now(&mut self) -> Option<usize> {
         let due = (0..self.variants).filter(|&v| v != self.in_force && self.pending[v].is_none() && self.due[v] <= self.tick);
         let variant = due.min_by_key(|&v| self.due[v])?;
@@ -284,7 +289,8 @@ impl Chooser {
         Some(variant)
     }
 
-    /// Returns the variant with the shortest expected time. The plain copies count as fastest until one of their times is known.
+    /// Returns the variant with the shortest expected time. The variant of plain copies (one direct copy for each transfer) counts as
+    /// fastest until one of its times is known.
     fn seems_fastest(&self) -> usize {
         let is_open = |&v: &usize| self.times[v].count() > 0 || v == self.variants - 1;
         (0..self.variants).filter(is_open).min_by_key(|&v| self.times[v].expected()).unwrap_or(self.in_force)
@@ -300,8 +306,8 @@ impl Chooser {
         ns.saturating_sub(self.times[self.in_force].expected()) as f64
     }
 
-    /// Returns the number of executions until a variant is tried again. It is chosen so that each inactive variant uses an equal part of
-    /// the budget.
+    /// Returns the number of executions until the next trial execution of a variant. It is chosen so that each inactive variant uses an
+    /// equal part of the budget.
     fn interval(&mut self, variant: usize) -> u64 {
         let (times, force) = (self.times[variant], self.times[self.in_force]);
         let mean = if times.count() < 3 {
@@ -354,8 +360,8 @@ impl Chooser {
         }
     }
 
-    /// Handles a detected change: all known times are now obsolete. After the active variant, the others are tried in a random order, as
-    /// soon as the budget allows.
+    /// Handles a detected change of execution times: all known times are now obsolete. The active variant is measured first. The others
+    /// then have trial executions in a random order, as soon as the budget allows.
     fn noticed(&mut self) {
         for variant in 0..self.variants {
             self.times[variant].fresh = false;
@@ -365,7 +371,7 @@ impl Chooser {
         self.dense();
     }
 
-    /// Increases the frequency of measurements of the active variant to every execution, or to every fourth execution during an alarm.
+    /// Makes every execution of the active variant a measurement, or every fourth execution during an alarm.
     fn dense(&mut self) {
         (self.period, self.quiet) = (if self.alarm { 4 } else { 1 }, 0);
         self.measure_at = self.measure_at.min(self.tick + self.period - 1);

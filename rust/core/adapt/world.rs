@@ -26,7 +26,7 @@ const ENUMERATED: usize = 81;
 /// Player of the simulated game: a rank, or a stream of a rank, that executes a plan repeatedly and chooses among its variants.
 #[derive(Clone, Debug)]
 pub struct Player {
-    /// Number of the process to which the player belongs. Players of one process share staging memory.
+    /// Number of the process to which the player (rank or stream) belongs. Players of one process share staging memory.
     pub process: usize,
     /// Transfers of the plan.
     pub shapes: Vec<Shape>,
@@ -66,19 +66,19 @@ impl Default for Conditions {
     }
 }
 
-/// State of a game at the end of an execution of the first player: the time, and the amount of data moved so far by all players, without
-/// noise.
+/// State of a simulated game at the end of an execution of the first player (rank or stream): the time, and the amount of data moved so far
+/// by all players, without noise.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Moment {
     /// Virtual time in seconds.
     pub time: f64,
-    /// Bytes moved with the variants that the choosers selected.
+    /// Number of bytes that all players (ranks or streams) have moved with the variants that their choosers selected.
     pub did: f64,
-    /// Bytes that the best joint choice at every moment would have moved.
+    /// Number of bytes that all players (ranks or streams) would have moved with the best combination of variants at every moment.
     pub best: f64,
-    /// Bytes that the plain copies would have moved.
+    /// Number of bytes that all players (ranks or streams) would have moved by plain copies (one direct copy for each transfer).
     pub plain: f64,
-    /// Bytes that the variants preferred by the performance model would have moved.
+    /// Number of bytes that all players (ranks or streams) would have moved with the variants that the performance model prefers.
     pub model: f64,
 }
 
@@ -96,9 +96,9 @@ pub struct Game {
 /// History of one player (rank or stream) in a simulated game.
 #[derive(Clone, Debug, Default)]
 pub struct Trail {
-    /// Number of times that the player executed each variant.
+    /// Number of times that the player (rank or stream) executed each variant.
     pub executed: Vec<u64>,
-    /// Number of times that the player executed an inactive variant.
+    /// Number of times that the player (rank or stream) executed an inactive variant.
     pub tries: u64,
     /// Changes of the active variant. Each entry holds the time in seconds, the number of the first player's execution, and the new
     /// variant.
@@ -115,14 +115,15 @@ impl Game {
         (end.best - begin.best) / (end.did - begin.did) - 1.0
     }
 
-    /// Returns the largest loss over `executions` successive executions, and the first of these executions.
+    /// Returns the largest loss ([`Game::lost`]) over `executions` successive executions of the first player (rank or stream), and the
+    /// number of the first of these executions.
     pub fn worst(&self, executions: u64) -> (f64, u64) {
         let starts = (0..).take_while(|from| from + executions < self.moments.len() as u64);
         let lost = starts.map(|from| (self.lost(from, from + executions), from));
         lost.fold((0.0, 0), |worst, next| if next.0 > worst.0 { next } else { worst })
     }
 
-    /// Returns the number of times that a player changed its active variant between two executions of the first player.
+    /// Returns the number of times that a player (rank or stream) changed its active variant between two executions of the first player.
     pub fn switches(&self, player: usize, from: u64, to: u64) -> usize {
         self.players[player].in_force.iter().skip(1).filter(|(_, at, _)| (from..to).contains(at)).count()
     }
@@ -141,8 +142,8 @@ struct Rates {
     all: f64,
 }
 
-/// Rates with which a game is compared: those of the best joint choice, of plain copies, and of the variants preferred by the performance
-/// model.
+/// Rates with which a game is compared: those of the best joint choice (a variant for each player), of plain copies, and of the variants
+/// that the performance model prefers.
 struct Reference {
     best: (Vec<u8>, f64),
     plain: f64,
@@ -187,8 +188,8 @@ impl World {
         Ok(rates)
     }
 
-    /// Returns the time of an execution of each player in seconds. It is measured from the end of the player's first execution until one of
-    /// the players has finished all its executions.
+    /// Returns the mean time of an execution of each player (rank or stream) in seconds. It is computed from the interval between the end
+    /// of the player's first execution and the moment at which one of the players has finished all its executions.
     fn seconds(&self, machine: &Machine, joint: &[u8], runs: &[usize]) -> Result<Vec<f64>, SimulationError> {
         let chosen = || self.players.iter().zip(joint).map(|(player, variant)| (player, &player.variants[usize::from(*variant)]));
         let mut scenario = Scenario::new(machine, chosen().map(|(_, plan)| plan.options.staging_bytes).max().unwrap_or(0));
@@ -208,8 +209,8 @@ impl World {
         Ok(seconds.collect())
     }
 
-    /// Returns the best joint choice and the rates with which a game is compared. If there are many joint choices, the search starts from
-    /// those in which all players choose the same variant, and improves the choice of one player at a time.
+    /// Returns the best joint choice (a variant for each player) and the rates with which a game is compared. If there are many joint
+    /// choices, the search starts from those in which all players choose the same variant, and improves the choice of one player at a time.
     fn reference(&mut self, tenants: u64) -> Result<Reference, SimulationError> {
         let counts: Vec<u8> = self.players.iter().map(|player| player.variants.len() as u8).collect();
         let all: Option<usize> = counts.iter().try_fold(1_usize, |all, count| all.checked_mul(usize::from(*count)));
@@ -255,8 +256,8 @@ impl World {
         Ok(Reference { plain: self.rates(tenants, &plain)?.all, model: self.rates(tenants, &vec![0; counts.len()])?.all, best })
     }
 
-    /// Returns the largest relative gain that any player could reach by changing only its own variant, at the given execution of the first
-    /// player.
+    /// Returns the largest relative gain that any player (rank or stream) could reach by changing only its own variant, at the given
+    /// execution of the first player.
     pub fn gain_alone(&mut self, execution: u64, joint: &[u8]) -> Result<f64, SimulationError> {
         let tenants = self.present(execution);
         let now = self.rates(tenants, joint)?;

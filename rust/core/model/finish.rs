@@ -97,7 +97,7 @@ pub fn finish<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, 
     }
 }
 
-/// Work that a set of flows causes on one resource.
+/// Use of one resource by a set of flows.
 #[derive(Clone)]
 struct Work {
     seconds: f64,

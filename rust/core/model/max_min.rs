@@ -43,9 +43,9 @@ pub struct MaxMin<'m> {
 /// Load that all flows cause on one resource.
 #[derive(Clone, Debug, Default)]
 struct Load {
-    /// Capacity drawn by flows whose rates are already fixed, bytes/s.
+    /// Capacity that flows with already fixed rates use, bytes/s.
     load: f64,
-    /// Capacity drawn by flows whose rates still rise, per byte/s of rate.
+    /// Capacity that all flows with still rising rates use together for each byte/s of their common rate.
     rising: f64,
     /// Number of flows on the resource whose rates still rise.
     open: u32,
@@ -59,7 +59,7 @@ impl<'m> MaxMin<'m> {
         MaxMin { resources, touched: Vec::new(), uses, fixed: Vec::new(), limits: Vec::new() }
     }
 
-    /// Returns the capacity that all flows together draw on resource `r` at their current rates, in bytes/s.
+    /// Returns the capacity of resource `r` that all flows together use at their current rates, in bytes/s.
     pub fn load(&self, r: u32) -> f64 {
         self.uses[r as usize].load
     }
@@ -87,8 +87,8 @@ impl<'m> MaxMin<'m> {
         self.fixed.resize(flows.len(), false);
         self.limits.clone_from(&self.touched);
         loop {
-            // Open flows are counted because draws are subtracted in another order than they were added, so the remainder need not be
-            // exactly zero.
+            // The number of flows with rising rates is counted, because rounding may leave `rising` different from 0 after the last of them
+            // is subtracted.
             let uses = &self.uses;
             self.limits.retain(|r| uses[*r as usize].open > 0);
             let level = |r: u32| (self.resources[r as usize].capacity - uses[r as usize].load) / uses[r as usize].rising;
@@ -160,8 +160,8 @@ mod tests {
     fn staged_bytes_draw_their_own_part_of_a_capacity() {
         let [both, own] = [[ResourceId(0)], [ResourceId(0)]];
         let mut flows = [FlowRate { staged: 1.0, ..FlowRate::new(&both) }, FlowRate::new(&own)];
-        // The capacity is 12 for plain bytes and 24 for staged ones. So a rate of 8 draws 8 if the bytes are plain, and 4 if they are
-        // staged.
+        // The capacity is 24 for staged data and 12 for other data. A rate of 8 therefore uses a capacity of 4 if the data is staged, and
+        // of 8 otherwise.
         let machine = [resource(12.0, 0.5)];
         let mut fair = MaxMin::new(&machine);
         fair.share(&mut flows);

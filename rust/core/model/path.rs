@@ -18,8 +18,8 @@ pub const SLOTS: u32 = 4;
 /// Largest total size of a plan's staging rings in host memory, bytes. Data that copy engines write stays in a part of the processor's
 /// cache, from which the next copy reads it. If the rings exceed that part, data goes to memory and back. On a host with 300 MiB of cache,
 /// opposite pipelines between two GPUs were equally fast with rings of 8 to 48 MiB, and took 4 % longer with 64 MiB. Together, the plans of
-/// several processes may exceed the limit. Data of this size then stays in the cache, and all other data passes through memory as in plain
-/// copies.
+/// several processes may exceed the limit. Only an amount of data equal to the limit then stays in the cache, and all other data passes
+/// through memory.
 pub const HOST_RINGS: u64 = 32 << 20;
 
 /// Fraction of its one-way rate that a copy kernel reaches in each direction if it writes to another GPU and reads from it at the same

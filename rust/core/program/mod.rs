@@ -87,7 +87,8 @@ pub struct Lane {
     pub device: DeviceId,
     /// Other GPUs that may perform the operations instead of `device`. Switching from one GPU to another within a step costs more than
     /// using the less suitable copy engine, so the executor may prefer the GPU of the caller's stream. For a copy between two GPUs, this
-    /// set holds the second GPU; for a kernel, it holds all GPUs of the batch. Lanes with such GPUs run only plain copies and kernels.
+    /// set holds the second GPU; for a kernel, it holds all GPUs of the batch. Lanes with such GPUs run only individual copies and kernels,
+    /// no batched copies.
     pub also: Gpus,
 }
 
@@ -167,7 +168,7 @@ pub struct Copy {
 /// Mechanism by which an operation performs its copies.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Mechanism {
-    /// One plain copy, performed by a copy engine.
+    /// One individual copy, performed by a copy engine.
     Copy,
     /// One call of the driver's batched copy that performs all copies.
     Batch,

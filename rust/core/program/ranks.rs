@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlagId(pub u32);
 
-/// Ranks that own the memory at the two ends of a transfer.
+/// Ranks that own the source and the destination memory of a transfer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EndRanks {
     /// Rank that owns the source. It reads the source, or permits other ranks to read it.
@@ -100,7 +100,7 @@ pub struct RankedBatch<'a> {
     pub ranks: u32,
     /// Description of each transfer.
     pub shapes: &'a [Shape],
-    /// Ranks that own the ends of each transfer.
+    /// Ranks that own the source and the destination of each transfer.
     pub ends: &'a [EndRanks],
     /// Rank that uses each GPU, indexed by the GPU's number.
     pub owners: &'a [u32],
@@ -136,7 +136,7 @@ impl RankedBatch<'_> {
         }
     }
 
-    /// Returns the ranks that own the memory at the ends of a copy. Staging slots have no owner.
+    /// Returns the ranks that own the source and the destination memory of a copy. Staging slots have no owner.
     fn touched(&self, copy: &Copy) -> impl Iterator<Item = u32> {
         [copy.from, copy.to].into_iter().filter_map(|place| self.owner(place)).map(|(_, rank)| rank)
     }
@@ -161,8 +161,8 @@ fn slots(copy: &Copy) -> impl Iterator<Item = (u32, u32)> {
 struct LaneState {
     /// Other ranks that are known to have reached the step.
     ready: BTreeSet<u32>,
-    /// Last operation, on each internal stream of another rank, that is known to finish before the next operation of this internal stream.
-    /// The key is the rank and its stream.
+    /// Last operation of each internal stream of another rank that is known to finish before the next operation of this internal stream.
+    /// The key is the number of the rank and the number of its internal stream.
     seen: BTreeMap<(u32, u32), u32>,
     /// Index of the last operation that accesses memory of each other rank.
     touches: BTreeMap<u32, u32>,
@@ -185,7 +185,8 @@ pub fn divide(program: &Program, batch: &RankedBatch<'_>) -> Parts {
     let mut states: BTreeMap<(u32, u32), LaneState> = BTreeMap::new();
     // Steps that each operation of the program is divided into: rank and step.
     let mut pieces: Vec<SmallVec<[(u32, u32); 1]>> = Vec::with_capacity(program.ops.len());
-    // Index of the last operation of each internal stream on each slot. Each slot is used in the order of an internal stream.
+    // Index of the last operation of each internal stream that uses each staging slot. The operations on a slot are ordered by an internal
+    // stream.
     let mut last_at_slot: BTreeMap<(LaneId, (u32, u32)), u32> = BTreeMap::new();
     for (index, op) in program.ops.iter().enumerate() {
         let device = program.lanes[op.lane.0 as usize].device;

@@ -190,7 +190,7 @@ fn well_formed(program: &Program, op: u32, step: &Op) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Origin of data: they start at `offset` in the source of `transfer`.
+/// Origin of data: number of a transfer, and offset in bytes from the start of its source.
 #[derive(Copy, Clone, Debug)]
 struct Origin {
     transfer: u32,

@@ -168,7 +168,8 @@ impl Topology {
     }
 }
 
-/// Checks the name of the entry with index `index`. The name must differ from all names in `seen`.
+/// Checks the name of a node or shared resource. `what` is its kind, and `index` is its index in the topology. The name must differ from
+/// all names in `seen`.
 fn check_name<'a>(what: &str, index: usize, name: &'a str, seen: &mut AHashMap<&'a str, usize>) -> Result<(), TopologyError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     let entry = index + 1;

@@ -1,4 +1,4 @@
-//! Builds a topology from the data that a driver reports about a node.
+//! Builds a topology from the data that a driver reports about a compute node.
 //!
 //! The module does not call the driver: a backend queries the driver, and this module converts the answers to links and capacities.
 //! Properties that cannot be queried, such as how GPUs share the path to host memory, are assumed. The topology's description lists both
@@ -7,7 +7,7 @@
 
 use super::{Costs, Link, LinkId, LinkKind, Node, NodeId, NodeKind, SharedResource, Topology};
 
-/// Data that a driver reports about a node.
+/// Data that a driver reports about a compute node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
     /// GPUs of the node, in the order of their device numbers.
@@ -101,13 +101,13 @@ const NVLINK_BOTH: f64 = 778.0 / 396.0;
 /// slower than plain copies. Plans for 86 GB/s were 3 to 6 % faster at 256 and 512 MiB but not at 1 GiB, and plans for 82 GB/s were 4 to 7
 /// % faster at all three sizes.
 const PCIE_BOTH: f64 = 82.0 / 55.0;
-/// Idle time of an internal stream between two chunks, in seconds. The stream executor orders every chunk by two events across GPUs, its
-/// arrival and the release of its slot. Each of them takes 4.5 us. With an idle time of 4.5 us, plans for two H200 assigned too much data
-/// to the path through host memory and used this path for transfers that were too small: they reached 0.84 of the plain copy's speed at 16
-/// MiB and 1.02 at 256 MiB. With 9 us they reached 1.00 and 1.09.
+/// Idle time of an internal stream between two chunks, in seconds. If streams execute a plan, two events between GPUs order every chunk:
+/// its arrival, and the release of its staging slot. Each event takes 4.5 us. With an idle time of 4.5 us, plans for two H200 assigned too
+/// much data to the path through host memory and used this path for transfers that were too small: they reached 0.84 of the plain copy's
+/// speed at 16 MiB and 1.02 at 256 MiB. With 9 us they reached 1.00 and 1.09.
 const CHUNK: f64 = 9e-6;
 
-/// Returns the topology of a node.
+/// Returns the topology of the compute node that `seen` describes.
 pub fn topology(seen: &Seen) -> Topology {
     let mut known = Vec::new();
     let mut assumed = Vec::new();
@@ -136,7 +136,7 @@ pub fn topology(seen: &Seen) -> Topology {
     } else {
         assumed.push("PCIe links by the GPUs' generation");
     }
-    // Peer copies over PCIe pass the root only if the driver reports peer access and there are no NVLinks.
+    // Copies between GPUs over PCIe pass through the root complex only if the driver reports peer access and there are no NVLinks.
     let over_pcie = !wired && !seen.peers.is_empty() && groups.is_empty();
     for (number, group) in groups.iter().enumerate() {
         // The switch is assumed to be wide enough for all of its GPUs, because its bandwidth is not visible.
@@ -186,7 +186,7 @@ fn list(items: &[&str]) -> String {
     if items.is_empty() { "nothing".into() } else { items.join(", ") }
 }
 
-/// Returns the usual PCIe link of a GPU of this generation.
+/// Returns the PCIe link that a GPU of this compute capability usually has.
 fn assumed_pcie((major, _): (u32, u32)) -> Pcie {
     let generation = match major {
         0..8 => 3,
@@ -230,7 +230,7 @@ impl Wires {
     }
 }
 
-/// Adds the NVLinks. Returns true if there are any.
+/// Adds the NVLinks of all GPUs to the topology, and the NVSwitch to which they lead, if any. Returns true if a link was added.
 fn wire_nvlinks(
     seen: &Seen,
     nodes: &mut Vec<Node>,

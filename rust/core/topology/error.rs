@@ -7,13 +7,13 @@ use std::path::PathBuf;
 #[non_exhaustive]
 #[allow(missing_docs)] // The fields' names describe them.
 pub enum TopologyError {
-    /// The name is neither that of a preset nor that of a file.
+    /// The name of the topology is neither that of a preset nor that of a file.
     #[error("topology {name:?} is not a preset and there is no file with this path; the presets are {presets}")]
     NotFound { name: String, presets: String },
-    /// The file exists but cannot be read.
+    /// The topology file exists but cannot be read.
     #[error("topology file {}: {reason}", path.display())]
     Unreadable { path: PathBuf, reason: String },
-    /// The text of the file has an error.
+    /// The text of the topology file has an error.
     #[error("topology file {}: {source}", path.display())]
     InFile { path: PathBuf, source: Box<TopologyError> },
     /// The text is not a topology, or the topology violates the rules of `docs/reference/topology.md`. The message names the entry, the
@@ -23,10 +23,10 @@ pub enum TopologyError {
     /// The table `[probe]` cannot have been written by a probe. The message names the defect and the remedy.
     #[error("[probe]: {0}")]
     Probe(String),
-    /// The file cannot be written.
+    /// The topology file cannot be written.
     #[error("topology file {}: it cannot be written: {reason}; name another file, or set XDG_CACHE_HOME to a directory that can be", path.display())]
     Unwritable { path: PathBuf, reason: String },
-    /// The file was probed on another machine, or on this machine before a change.
+    /// The topology file was made by a probe of another machine, or of this machine before its hardware or software changed.
     #[error(
         "topology file {} does not describe this machine in its present state: {reason}; probe again with `mpgpu probe`, or remove the \
          table [probe] from the file to use its figures anyway", path.display()

@@ -1,8 +1,8 @@
 //! Machine model: devices, switches, directed links, and the resources that transfers share.
 //!
-//! A [`Topology`] is a plain value that describes a node. It comes from a file, a preset or discovery. A [`Machine`] is the checked and
-//! compiled form for the planner: all resources are numbered, and the route between every two devices is known. This module does not call a
-//! driver. No code outside this module depends on the name of a preset.
+//! A [`Topology`] is a plain value that describes a compute node. It comes from a file, a preset or discovery. A [`Machine`] is the checked
+//! and compiled form for the planner: all resources are numbered, and the route between every two devices is known. This module does not
+//! call a driver. No code outside this module depends on the name of a preset.
 //!
 //! Units are bytes, seconds, and bytes per second. A capacity is per direction, because links are directed. `docs/reference/topology.md`
 //! describes the model, the file format and the presets.
@@ -39,7 +39,8 @@ pub use record::{FORMAT, Fingerprint, Gpu, Record, Residuals, hash};
 use std::fmt;
 use std::path::Path;
 
-/// Device whose memory transfers start or end in, numbered as in the C ABI: GPUs from 0 upwards, host NUMA domains from -1 downwards.
+/// Device with memory: a GPU or a host NUMA domain. Devices have the same numbers as in the C ABI: GPUs from 0 upwards, host NUMA domains
+/// from -1 downwards.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId(pub i32);
 
@@ -48,7 +49,7 @@ impl DeviceId {
     pub const HOST: DeviceId = DeviceId(-1);
     /// Value that selects the device whose memory contains an address, in calls that accept it. No machine has a GPU with this number.
     pub const AUTO: DeviceId = DeviceId(0x7fff_fffe);
-    /// Returns the GPU with number `index`.
+    /// Returns the device that stands for the GPU with number `index`.
     pub const fn gpu(index: u32) -> Self {
         DeviceId(index as i32)
     }
@@ -170,7 +171,7 @@ pub struct SharedResource {
     pub links: Vec<LinkId>,
 }
 
-/// Description of a node's devices and links: a plain, comparable value.
+/// Description of the devices and links of one compute node: a plain value that can be compared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Topology {
     /// Name of the topology: that of a preset, such as `beluga`, or the name given in the file.

@@ -5,11 +5,12 @@ use super::{Topology, TopologyError};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
-/// Version of the measurements and of the file format. A file with another version is outdated.
+/// Version of a probe's measurements and of the format of its file. A file with another version is outdated.
 pub const FORMAT: u32 = 4;
 
-/// Maximum length of a text in bytes, and maximum number of notes. They limit the length of error messages about malicious files.
+/// Maximum length in bytes of a text in the table `[probe]`. It limits the length of error messages about malicious files.
 const MAX_TEXT: usize = 400;
+/// Maximum number of notes in the table `[probe]`.
 const MAX_NOTES: usize = 256;
 
 /// GPU of the machine that a probe has measured.
@@ -73,7 +74,7 @@ pub struct Record {
     pub format: u32,
     /// Version of the library that probed the machine.
     pub version: String,
-    /// Date of the probe, for human readers.
+    /// Date of the probe, for human readers; `None` if it is unknown.
     pub date: Option<String>,
     /// Identity of the machine that was probed.
     pub fingerprint: Fingerprint,

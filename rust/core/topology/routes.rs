@@ -30,7 +30,7 @@ pub(super) fn between_all(topology: &Topology, resources: &[Resource], devices: 
     let graph = Graph::new(topology, resources, &drawn);
     let mut routes = Vec::with_capacity(devices.len() * devices.len());
     for &from in devices {
-        // Copies between GPUs may pass fewer switches than other copies, so there are two sets of widths for each device.
+        // Copies between GPUs may pass through fewer switches than other copies, so there are two sets of widths for each device.
         let peer = graph.widths(from.0 as usize, true);
         let any = graph.widths(from.0 as usize, false);
         let from_gpu = topology.nodes[from.0 as usize].kind == NodeKind::Gpu;

@@ -59,13 +59,13 @@ use staging::{Arenas, Regions, Users};
 /// Method by which the operations of a program are issued.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Executor {
-    /// Operations are issued one by one on streams. Each takes the host thread `issue` seconds.
+    /// Operations are issued one by one on streams. Issuing an operation takes the host thread `Costs::issue` seconds.
     Streams,
-    /// All operations are launched as one graph that has been instantiated earlier. The launch takes `graph_launch`, plus `graph_node` for
-    /// each copy after the first.
+    /// All operations are launched as one graph that has been instantiated earlier. The launch takes `Costs::graph_launch`, plus
+    /// `Costs::graph_node` for each copy after the first.
     Graph,
-    /// All operations are launched as one graph that is built and instantiated first. Instantiation takes `graph_instantiate` for each
-    /// copy, before the launch.
+    /// All operations are launched as one graph that is built and instantiated first. Instantiation takes `Costs::graph_instantiate` for
+    /// each copy, before the launch.
     FirstGraph,
 }
 

@@ -95,7 +95,8 @@ struct OpState {
     /// Index of the operation in its program.
     index: u32,
     conditions: u32,
-    /// Earliest start allowed by the conditions met so far; the actual start once all are met. In seconds.
+    /// Earliest start of the operation in seconds, according to the conditions met so far. Once all conditions are met, it is the actual
+    /// start.
     begin: f64,
     end: f64,
     /// Number of routes on which the operation's data has not arrived yet.
