@@ -1,4 +1,5 @@
-// CPU build of the kernel of actions, which executes a small part of a step.
+// CPU build of the kernel that executes a list of actions. The actions are one rank's operations of a step with little
+// data.
 
 #include "actions.hpp"
 
@@ -18,8 +19,8 @@ struct ThreadGroup {
     static constexpr uint32_t lane() { return 0; }
     static constexpr uint32_t lanes() { return 1; }
     static void barrier() {}
-    // Builtins are used because std::atomic_ref requires C++20. A waiting thread yields its core to the thread it waits
-    // for.
+    // Compiler built-ins are used because std::atomic_ref requires C++20. A waiting thread yields its core, possibly to
+    // the thread for which it waits.
     static uint64_t load(uint64_t flag) {
         const uint64_t value = __atomic_load_n(at(flag), __ATOMIC_ACQUIRE);
         if (value == 0) {

@@ -1,14 +1,14 @@
-// Executes one rank's part of a step with little data in one kernel: waits for flags of other ranks, copies segments
-// and sets flags, in order. It replaces one stream operation for each of them.
+// Executes one rank's operations of a step with little data in a single kernel, in order: waits for flags of other
+// ranks, copies segments and sets flags. The kernel replaces one stream operation for each of them.
 //
-// Like segment_copy.hpp, the code does not depend on where it runs: a group of lanes is its argument. On a GPU the
-// group is a thread block. On a CPU it is one thread, so that the protocol is tested on machines without a GPU.
+// As in segment_copy.hpp, the code does not depend on the processor: a group of lanes (threads) is its argument. On a
+// GPU the group is a thread block. On a CPU it is one thread, so that the protocol is tested on machines without a GPU.
 //
-// A flag lies in memory of the GPU that waits for it, and counts the blocks of the kernel that sets it. Each block adds
-// one, so no block waits for another, and the waiting kernel knows how many blocks there are. Several blocks divide the
-// copies. The first block waits for the flags and opens a gate in memory of this GPU for the others. The others also
-// poll the flags, so they need not wait for the gate. Blocks that the GPU cannot run yet delay only their share of the
-// copies.
+// A flag is in memory of the GPU that waits for it. It is a counter: each block of the kernel that sets the flag adds
+// one. So no block waits for another, and the waiting kernel knows how many blocks to expect. Several blocks share the
+// copies. The first block waits for the flags, and then opens a gate for the other blocks, which is a word in memory of
+// this GPU. The other blocks also poll the flags, so they need not wait for the gate. A block that the GPU cannot run
+// yet delays only its own share of the copies.
 #pragma once
 
 #include "segment_copy.hpp"
@@ -17,55 +17,60 @@
 namespace mpgpu {
 
 constexpr uint32_t kActionsPerLaunch = 120;
-// Number of actions in the shorter list, enough for a step of two ranks. The driver copies the argument of each launch
-// and the GPU fetches it, so a short argument is faster.
+// Number of actions in the shorter list, which is enough for a step of two ranks. The driver copies the argument of
+// each launch and the GPU fetches it, so a short argument is faster.
 constexpr uint32_t kFewActions = 8;
-// Lanes per block of a launch with several blocks.
+// Number of lanes (threads) per block in a launch with several blocks.
 constexpr uint32_t kWideLanes = 512;
 
-// Argument of a launch. An action with bytes is a copy. Without bytes, an action with `dst` waits until the flag at
-// this address has counted `src` blocks, and resets it to 0. An action with only `src` sets the flag at that address.
-// An action with neither, allowed only in a launch of one block, completes all earlier actions before any later one.
-// Copies run in no particular order, except that they finish before flags are set, and start after flags are waited
-// for.
+// Argument of a launch: the list of actions. An action with nonzero `bytes` is a copy. If `bytes` is 0, the action is
+// one of three kinds. With nonzero `dst`, it waits until the flag at this address has counted `src` blocks, and resets
+// the flag to 0. With nonzero `src` only, it sets the flag at that address. With neither, it completes all earlier
+// actions before any later one, and is allowed only in a launch of one block. Copies run in no particular order, except
+// that they finish before later flags are set, and start after earlier waits have ended.
 //
-// Steps that alternate have two lists, one after the other, and a word that selects the next one.
+// If steps alternate between two lists, both lists are stored one after the other, and a word in GPU memory selects the
+// next one.
 template <uint32_t Most> struct ActionListOf {
     Segment actions[Most];
-    // kActionWords words of this GPU's memory, which belong to successive launches.
+    // Address of kActionWords words in this GPU's memory, which belong to all launches that run one after the other.
     uint64_t words;
-    // Word in host memory by which all waits end as lost once it is not 0. A launch that has waited for long sets the
-    // following word to 1.
+    // Address of a word in host memory. A nonzero value cancels all waits. A launch that has waited for long sets the
+    // word after it to 1.
     uint64_t stop;
-    // Word in this GPU's memory that selects the next list, 0 or 1. Address 0 if there is only one list.
+    // Address of the word in this GPU's memory that selects the next list, 0 or 1. The address is 0 if there is only
+    // one list.
     uint64_t turn;
     // Number of actions in each list.
     uint32_t count;
-    // Bytes of a block's tile, as a power of two.
+    // Size in bytes of a tile (the part of a copy that one block makes at a time), as a power of two.
     uint32_t tile_shift;
 };
 using ActionList = ActionListOf<kActionsPerLaunch>;
 static_assert(sizeof(ActionList) == 24 * kActionsPerLaunch + 32, "the Rust side declares the same fields");
 
-// Words of a launch: the number of the last open gate, the number of blocks that have finished, and whether steps are
-// abandoned. The first two are 0 between launches. The third is 1 after a launch with a lost wait.
+// Number of words that a launch uses. They contain the number of the gate that was opened last, the number of blocks
+// that have finished, and whether steps are abandoned. The first two are 0 between launches. The third is 1 after a
+// launch in which a wait was cancelled.
 constexpr uint32_t kActionWords = 3;
 constexpr uint32_t kAbandonedWord = 2;
-// Gate that an abandoned launch opens, so that its blocks finish.
+// Number of the gate that the first block opens if a wait was cancelled, so that all blocks finish.
 constexpr uint64_t kLostGate = ~uint64_t{0};
-// Value that each block of an abandoned launch adds to the number of blocks that have finished.
+// Value that a block adds to the number of finished blocks, in addition to 1, if the launch is abandoned because a wait
+// was cancelled.
 constexpr uint64_t kAbandons = uint64_t{1} << 32;
 
-// A `Group` provides:
-// - `lane()` of `lanes()` in `block()` of `blocks()`;
-// - `barrier()`, which all lanes of the block reach, and after which each sees what the others wrote;
-// - for flags: `load`, which acquires; `raise` and `add`, which release to the whole node what the lane has written and
-//   seen; and `lower`, which does neither. One lane acquires and releases for all, with a barrier in between;
-// - for words: `depart`, which adds a value and returns the previous one; `open` and `gate`, which release and acquire;
-//   `clear`; and `tell`, a barrier by which all lanes learn whether one of them has passed true;
-// - for the words that select a list and that abandon steps: `read` and `write`, the latter also for the word after
-//   `stop`;
-// - `let_next_begin`, which allows the GPU to start the next kernel, which waits until this one has ended.
+// Runs a list of actions on one block. The class `Group` represents the block. It provides:
+// - `lane()`, `lanes()`, `block()` and `blocks()`: the number of this lane (thread), the number of lanes in the block,
+//   the number of this block, and the number of blocks;
+// - `barrier()`: a barrier for all lanes of the block, after which each lane sees the writes of the others;
+// - for flags: `load`, with acquire ordering; `raise` and `add`, with release ordering for the whole node; and `lower`,
+//   without ordering. One lane acquires or releases for all lanes, with a barrier in between;
+// - for the words of a launch: `depart`, which adds a value and returns the previous one; `open` with release ordering,
+//   `gate` with acquire ordering, and `clear`;
+// - `tell`: a barrier that returns true in all lanes if at least one lane has passed true;
+// - `read` and `write`: for the word that selects a list, the word that abandons steps, and the word after `stop`;
+// - `let_next_begin`: allows the GPU to launch the next kernel early. That kernel waits until this one has ended.
 template <uint32_t Most, class Group> class ActionRun {
   public:
     MPGPU_HD ActionRun(const ActionListOf<Most> &actions, const Group &lanes)
@@ -82,7 +87,8 @@ template <uint32_t Most, class Group> class ActionRun {
                 ++next;
             } else if (is_take(action)) {
                 const uint32_t end = end_of<is_take>(next);
-                // If only waits for flags are left, the other blocks end to make room for the program's kernels.
+                // If only waits for flags are left, all blocks except the first end, to make room for the program's
+                // kernels.
                 if (end == list.count && group.block() != 0) {
                     break;
                 }
@@ -109,9 +115,9 @@ template <uint32_t Most, class Group> class ActionRun {
     uint32_t tiles = 0; // modulo blocks
     uint32_t gates = 0;
     bool has_copied = false;
-    // True after a wait has ended as lost, in this launch or in an earlier one. From then on nothing is written, set or
-    // awaited, because memory to which other ranks have not granted access must not be written. Equal in all lanes of a
-    // block.
+    // True after a wait was cancelled, in this launch or in an earlier one. After that, no memory is written, no flag
+    // is set and no flag is waited for, because the ranks that own the memory have not granted access for this step.
+    // The value is equal in all lanes of a block.
     bool is_abandoned;
 
     MPGPU_HD static bool is_take(const Segment &action) { return action.bytes == 0 && action.dst != 0; }
@@ -119,7 +125,7 @@ template <uint32_t Most, class Group> class ActionRun {
         return action.bytes == 0 && action.dst == 0 && action.src != 0;
     }
 
-    // Returns the index after the last of the successive actions of the same kind.
+    // Returns the index after the last of the successive actions that are of the same kind as action `next`.
     template <bool (*is_same)(const Segment &)> MPGPU_HD uint32_t end_of(uint32_t next) const {
         do {
             ++next;
@@ -127,7 +133,8 @@ template <uint32_t Most, class Group> class ActionRun {
         return next;
     }
 
-    // The tiles of all copies are numbered consecutively and distributed round-robin over the blocks.
+    // Copies the tiles of one copy that belong to this block. The tiles of all copies are numbered consecutively and
+    // distributed round-robin over the blocks.
     MPGPU_HD void copy(const Segment &action) {
         has_copied = true;
         const uint64_t tile_bytes = uint64_t{1} << list.tile_shift;
@@ -144,7 +151,8 @@ template <uint32_t Most, class Group> class ActionRun {
         tiles = (tiles + count) % blocks;
     }
 
-    // Each lane waits for its own flag, because one poll takes about a microsecond.
+    // Waits for the flags of actions `next` to `end` and resets them. Each lane waits for a different flag, because one
+    // poll takes about a microsecond.
     MPGPU_HD void take(uint32_t next, uint32_t end) {
         const bool opens = group.blocks() > 1 && end < list.count;
         if (group.block() != 0) {
@@ -163,14 +171,14 @@ template <uint32_t Most, class Group> class ActionRun {
         if (opens) {
             open(++gates);
         }
-        // Flags are reset after the gate is open, because other blocks may poll them until then.
+        // Flags are reset after the gate is open, because the other blocks may poll the flags until then.
         for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
             group.lower(actions[i].dst);
         }
         group.barrier();
     }
 
-    // Returns false if the wait has ended as lost.
+    // Waits for one flag. Returns false if the wait was cancelled.
     MPGPU_HD bool await(const Segment &flag) const {
         for (uint32_t looks = 1; !is_up(flag); ++looks) {
             if (looks % kLooksPerStop == 0) {
@@ -200,8 +208,8 @@ template <uint32_t Most, class Group> class ActionRun {
         if (has_copied) {
             group.barrier();
         }
-        // The first block alone sets flags before the first copy. A single block writes the total that several would
-        // have added.
+        // Before the first copy, the first block sets the flags alone. A single block writes the total to which several
+        // blocks would have added.
         const bool is_whole = !has_copied || group.blocks() == 1;
         for (uint32_t i = next + group.lane(); i < end && (!is_whole || group.block() == 0); i += group.lanes()) {
             if (is_whole) {
@@ -218,7 +226,7 @@ template <uint32_t Most, class Group> class ActionRun {
         }
     }
 
-    // Waits until the gate is open, or until `need_not` returns true.
+    // Waits until the next gate is open, or until `need_not` returns true.
     template <class Or> MPGPU_HD void pass(const Or &need_not) {
         ++gates;
         uint64_t gate = 0;
@@ -229,7 +237,7 @@ template <uint32_t Most, class Group> class ActionRun {
         is_abandoned = group.tell(gate == kLostGate);
     }
 
-    // The last block to finish resets the words for the next launch.
+    // Ends the block's share of the launch. The last block to finish resets the words for the next launch.
     MPGPU_HD void leave() {
         group.barrier();
         group.let_next_begin();
@@ -249,7 +257,7 @@ template <uint32_t Most, class Group> class ActionRun {
         }
     }
 
-    // Resets the words of the launch. `is_lost` is only valid in lane 0.
+    // Resets the words of the launch. `is_lost` is true if a wait was cancelled; its value is valid only in lane 0.
     MPGPU_HD void clear(bool is_lost) const {
         if (is_lost && group.lane() == 0) {
             group.write(list.words + 8 * kAbandonedWord, 1);
@@ -268,9 +276,9 @@ MPGPU_HD inline void run_actions(const ActionListOf<Most> &list, const Group &gr
     ActionRun<Most, Group>(list, group).run();
 }
 
-// CPU build: runs the share of one of `blocks` blocks, each of one lane, on the calling thread, which spins while it
-// waits for a flag. All lists together have at most kActionsPerLaunch actions. The three `addresses` are `words`,
-// `stop` and `turn` of the list, and `tile_shift` is its `tile_shift`.
+// CPU build: runs the share of block number `block` out of `blocks` blocks, each of one lane, on the calling thread.
+// The thread polls while it waits for a flag. All lists together contain at most kActionsPerLaunch actions. The three
+// `addresses` are the fields `words`, `stop` and `turn` of the list, and `tile_shift` is its field of that name.
 void run_actions_on_cpu(const Segment *actions, size_t count, const uint64_t *addresses, uint32_t tile_shift,
                         uint32_t block, uint32_t blocks) noexcept;
 

@@ -25,7 +25,7 @@ void copy_on_cpu(const Segment *segments, size_t count, uint32_t tile_shift, uin
 
 void copy_segments_on_cpu(const Segment *segments, size_t count, uint32_t tile_shift, uint32_t blocks,
                           uint32_t lanes) noexcept {
-    // Use the list type that the GPU would use.
+    // The list type is the one that the GPU build would use.
     if (count <= kFewSegments) {
         copy_on_cpu<SegmentListOf<kFewSegments>>(segments, count, tile_shift, blocks, lanes);
     } else {

@@ -6,8 +6,8 @@ namespace mpgpu {
 
 namespace {
 
-// __grid_constant__ keeps the list in the constant bank. Without it, taking its address would make every thread copy it
-// to local memory first.
+// __grid_constant__ keeps the list in constant memory. Without it, each thread would first copy the list to local
+// memory when its address is taken.
 template <class List>
 __global__ void __launch_bounds__(kLanes) copy_segments_kernel(const __grid_constant__ List list) {
     copy_segments(list, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);

@@ -1,19 +1,19 @@
-// Exports the kernels under names that the driver finds, for loading at run time.
+// Exports the kernels under unmangled names, by which they are loaded at run time through the driver.
 //
-// tests/gpu/ptx compiles this file to segment_copy_kernel.ptx, which is part of the source. A build therefore needs no
-// CUDA toolkit, and the driver compiles the kernels for the GPU at hand.
+// tests/gpu/ptx compiles this file to segment_copy_kernel.ptx, which is checked in. A build therefore needs no CUDA
+// toolkit, and the driver compiles the kernels for the GPU of the machine.
 
 #include "actions.hpp"
 #include "segment_copy.hpp"
 #include "signal_wait.hpp"
 
-// __grid_constant__ keeps the list in the constant bank (see segment_copy.cu).
+// __grid_constant__ keeps the list in constant memory (see segment_copy.cu).
 extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
     mpgpu_copy_segments(const __grid_constant__ mpgpu::SegmentList list) {
     mpgpu::copy_segments(list, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);
 }
 
-// Copies a list of few segments, whose argument has a quarter of the size.
+// Copies a short list of segments. The argument has a quarter of the size of the long list.
 extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
     mpgpu_copy_few_segments(const __grid_constant__ mpgpu::SegmentListOf<mpgpu::kFewSegments> list) {
     mpgpu::copy_segments(list, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);
@@ -21,7 +21,8 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
 
 namespace {
 
-// Reads with acquire ordering: writes before the value's release are visible to work after a read that sees it.
+// Loads a value with acquire ordering: writes that preceded the release of the value are visible to work after this
+// load.
 __device__ uint64_t acquire(uint64_t address) {
     uint64_t value;
     asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
@@ -34,14 +35,14 @@ __device__ void release(uint64_t address, uint64_t value) {
 
 } // namespace
 
-// Waits until all counters have reached their values. Counters may overflow, as for cuStreamWaitValue64.
+// Waits until each counter has reached its awaited value. Counters may overflow, as for cuStreamWaitValue64.
 extern "C" __global__ void __launch_bounds__(mpgpu::kSignalsPerWait)
     mpgpu_wait_signals(const __grid_constant__ mpgpu::SignalList list) {
     if (threadIdx.x < list.count) {
         const uint64_t value = list.values[threadIdx.x];
         while (static_cast<int64_t>(acquire(list.counters[threadIdx.x]) - value) < 0) {
-            // The pause leaves the link and the multiprocessor to other work, for a fraction of the time of a read of
-            // host memory.
+            // The pause leaves the link and the multiprocessor to other work. It lasts a fraction of the time of a load
+            // from host memory.
             __nanosleep(64);
         }
     }
@@ -49,7 +50,8 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kSignalsPerWait)
 
 namespace {
 
-// Thread block. Flags that it waits for are in memory of this GPU, and flags that it sets are in memory of other GPUs.
+// Group of lanes that is a thread block. The flags for which it waits are in memory of this GPU, and the flags that it
+// sets are in memory of other GPUs.
 struct BlockGroup {
     __device__ uint32_t lane() const { return threadIdx.x; }
     __device__ uint32_t lanes() const { return blockDim.x; }
@@ -61,11 +63,12 @@ struct BlockGroup {
     __device__ void add(uint64_t flag) const {
         asm volatile("red.add.release.sys.u64 [%0], 1;" : : "l"(flag) : "memory");
     }
-    // A relaxed store suffices: the flag's rank has consumed it and sets a flag of its own with release ordering before
-    // another rank may set this flag again.
+    // Resets a flag. A relaxed store suffices: before another rank may set this flag again, this rank sets a flag of
+    // its own with release ordering.
     __device__ void lower(uint64_t flag) const { *reinterpret_cast<volatile uint64_t *>(flag) = 0; }
     __device__ bool tell(bool said) const { return __syncthreads_or(said ? 1 : 0) != 0; }
-    // A relaxed operation suffices, because data written by the blocks is for work after the kernel.
+    // Counts a block that has finished. A relaxed operation suffices, because only work after the kernel uses the data
+    // that the blocks write.
     __device__ uint64_t depart(uint64_t words, uint32_t word, uint64_t by) const {
         uint64_t before;
         asm volatile("atom.add.relaxed.gpu.u64 %0, [%1], %2;"
@@ -92,8 +95,8 @@ struct BlockGroup {
     }
 };
 
-// A launch may start before the preceding work has ended (CUDA C++ Programming Guide, "Programmatic Dependent Launch").
-// This call, the first of such a kernel, waits until that work has ended and its writes are visible.
+// Waits until the preceding work in the stream has ended and its writes are visible. This must be the first call of a
+// kernel whose launch may start before that (CUDA C++ Programming Guide, "Programmatic Dependent Launch").
 __device__ void begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" : : : "memory");
@@ -108,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kWideLanes)
     mpgpu::run_actions(list, BlockGroup{});
 }
 
-// Runs a list of few actions, whose argument has a fourteenth of the size.
+// Runs a short list of actions. The argument has a fourteenth of the size of the long list.
 extern "C" __global__ void __launch_bounds__(mpgpu::kWideLanes)
     mpgpu_run_few_actions(const __grid_constant__ mpgpu::ActionListOf<mpgpu::kFewActions> list) {
     begin();

@@ -1,9 +1,10 @@
-// libmpgpu_audit.so, for LD_AUDIT in addition to libmpgpu_preload.so. Libraries loaded with RTLD_DEEPBIND search their
-// own dependencies first, so they find the driver's functions and not those of a preloaded library. The loader calls
-// this library for each symbol that it binds, and this library returns the address in the preloaded library.
+// Library libmpgpu_audit.so, which is loaded by LD_AUDIT in addition to libmpgpu_preload.so. Libraries loaded with
+// RTLD_DEEPBIND search their own dependencies first, so they would find the driver's functions and not the replacements
+// in a preloaded library. The loader calls this library for each symbol that it binds, and this library returns the
+// address of the replacement in the preloaded library.
 //
-// The loader keeps this library in a namespace of its own, apart from the program's libraries. This library uses only
-// their addresses.
+// The loader keeps this library in a separate namespace. This library only uses the addresses of the program's
+// libraries and does not call them.
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +14,7 @@
 
 namespace {
 
-/// Link map of the interposer, once it is loaded.
+/// Link map of the interposer (libmpgpu_preload.so). Null until the interposer is loaded.
 std::atomic<link_map *> interposer;
 
 constexpr std::string_view interposer_name = "libmpgpu_preload.so";
@@ -33,8 +34,8 @@ const char *address_of(const link_map *object, Elf64_Sxword tag) {
     return nullptr;
 }
 
-/// Returns the address that an object exports under a name, or 0, from its hash table in GNU's format. dlsym cannot be
-/// used, because the object was not opened by this library.
+/// Returns the address of the symbol `name` that `object` exports, or 0 if it exports no such symbol. Reads the GNU
+/// hash table of the object. dlsym cannot be used, because the object was not opened by this library.
 std::uintptr_t find(const link_map *object, const char *name) {
     const auto *words = reinterpret_cast<const std::uint32_t *>(address_of(object, DT_GNU_HASH));
     const auto *symbols = reinterpret_cast<const Elf64_Sym *>(address_of(object, DT_SYMTAB));
@@ -46,8 +47,8 @@ std::uintptr_t find(const link_map *object, const char *name) {
     for (const char *at = name; *at != 0; ++at) {
         hash = hash * 33 + static_cast<unsigned char>(*at);
     }
-    // The table has a header of four words, then the filter, the buckets and the hashes. The header holds the number of
-    // buckets, the first symbol, the number of 64-bit filter words and the filter shift.
+    // The table has a header of four words, followed by the filter, the buckets and the hashes. The header contains the
+    // number of buckets, the index of the first symbol, the number of 64-bit filter words and the filter shift.
     const std::uint32_t *buckets = words + 4 + std::size_t{2} * words[2];
     const std::uint32_t *hashes = buckets + words[0];
     for (std::uint32_t i = buckets[hash % words[0]]; i >= words[1]; ++i) {
@@ -90,7 +91,7 @@ MPGPU_EXPORTED std::uintptr_t la_symbind64(Elf64_Sym *symbol, unsigned /*number*
     // NOLINTBEGIN(performance-no-int-to-ptr): cookies are what la_objopen has made of them
     const link_map *ours = interposer.load();
     const auto *definer = reinterpret_cast<const link_map *>(*in);
-    // The interposer's own look-ups must find the functions that it replaces.
+    // Look-ups by the interposer itself must find the functions that it replaces.
     const bool is_other = ours != nullptr && definer != ours && reinterpret_cast<const link_map *>(*from) != ours;
     // NOLINTEND(performance-no-int-to-ptr)
     const bool is_looked_at = is_other && (name_of(definer) == driver_name || std::strcmp(name, "dlsym") == 0);

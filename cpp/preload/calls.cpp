@@ -1,5 +1,5 @@
-// Defines the functions that are exported in place of the driver's. Each examines its arguments and calls the driver's
-// own function with the same arguments, unless the copy is accelerated.
+// Defines the functions that the interposer exports in place of the driver's. Each examines its arguments. If the copy
+// is not accelerated, it calls the driver's own function with the same arguments.
 #include "copies.hpp"
 #include "driver.hpp"
 #include "opened.hpp"
@@ -19,14 +19,15 @@ device_pointer address(const void *pointer) {
     return reinterpret_cast<std::uintptr_t>(pointer);
 }
 
-/// Meaning of stream 0: the legacy default stream, or the per-thread one in functions that end in `_ptsz`.
+/// Meaning of stream handle 0: the legacy default stream, or the per-thread default stream in functions whose name ends
+/// in `_ptsz` or `_ptds`.
 enum class zero { legacy, per_thread };
 
 stream meant(zero means, stream in) {
     return means == zero::per_thread && in == nullptr ? per_thread_stream() : in;
 }
 
-/// True if a copy is passed through without further checks.
+/// True if a copy is passed to the driver without further checks.
 bool passes_at_once(device_pointer dst, device_pointer src, std::size_t bytes) noexcept {
     return bytes < looked_at_from.load(std::memory_order_relaxed) || passes(dst, src, bytes);
 }
@@ -40,8 +41,8 @@ result copy(symbol name, zero means, Dst dst, Src src, std::size_t bytes, stream
     return call(name, dst, src, bytes, in);
 }
 
-/// Copies synchronously. Between GPUs the driver orders such copies with more than one stream, so those are not
-/// replaced.
+/// Makes a synchronous copy. Between GPUs the driver orders such copies with more than one stream, so the interposer
+/// does not replace those.
 template <class Dst, class Src> result copy_now(symbol name, zero means, Dst dst, Src src, std::size_t bytes) noexcept {
     const stream in = meant(means, nullptr);
     if (!passes_at_once(address(dst), address(src), bytes) && take(address(dst), address(src), bytes, in)) {
@@ -53,7 +54,8 @@ template <class Dst, class Src> result copy_now(symbol name, zero means, Dst dst
 result copy_peers(symbol name, zero means, device_pointer dst, context dst_context, device_pointer src,
                   context src_context, std::size_t bytes, stream in) noexcept {
     if (!passes_at_once(dst, src, bytes)) {
-        // Memory at an address has one owner. The driver judges contexts that disagree with it.
+        // The memory at an address belongs to one context. If the arguments name another context, the driver decides
+        // what happens.
         if (!is_owned_by(find_memory(dst), dst_context) || !is_owned_by(find_memory(src), src_context)) {
             count(outcome::other_context, bytes);
         } else if (take(dst, src, bytes, meant(means, in))) {
@@ -129,7 +131,7 @@ MPGPU_EXPORTED cuCtxEnablePeerAccess(context peer, unsigned flags) noexcept {
     return enabled_access(peer, call(symbol::cuCtxEnablePeerAccess, peer, flags));
 }
 
-// Plans still need the access, so it stays enabled while mpgpu is in use.
+// Plans still need the access between the contexts, so it stays enabled while mpgpu is in use.
 MPGPU_EXPORTED cuCtxDisablePeerAccess(context peer) noexcept {
     const bool was_enabled = disabled_access(peer);
     if (!is_in_use()) {

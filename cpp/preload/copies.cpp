@@ -20,17 +20,17 @@ namespace mpgpu_preload {
 namespace {
 
 constexpr int most_gpus = 16;
-/// Devices of pinned and of pageable host memory.
+/// Device numbers that stand for pinned and for pageable host memory.
 constexpr int host = most_gpus;
 constexpr int pageable = most_gpus + 1;
 constexpr int most_devices = most_gpus + 2;
 
-/// State of mpgpu's context. From `ready` on the context exists unchanged for as long as the process lives.
+/// State of mpgpu's context. Once the state is `ready`, the context exists unchanged until the process ends.
 enum class stage { idle, preparing, ready, off };
 std::atomic<stage> state{stage::idle};
 mp_context_t mpgpu_context;
 
-/// True while this thread is inside mpgpu, whose own copies are passed through.
+/// True while this thread executes code of mpgpu. The library's own copies are passed to the driver.
 thread_local bool is_inside;
 
 class inside {
@@ -45,11 +45,12 @@ class inside {
 
 // --- knowledge about the program -------------------------------------------------------------------------------------
 
-/// Handles of known primary contexts. A handle stays that of its GPU, even after a reset.
+/// Primary context of each GPU, as far as it is known. The handle is valid for that GPU even after a reset of the
+/// context.
 std::array<std::atomic<context>, most_gpus> primaries;
 
-/// Returns the GPU whose primary context this is, or -1 for any other context. Retains only contexts that the program
-/// has created itself.
+/// Returns the GPU whose primary context this is, or -1 for any other context. Retains a primary context only if the
+/// program has already created it.
 int gpu_of(context asked_for) {
     if (asked_for == nullptr) {
         return -1;
@@ -84,7 +85,7 @@ int gpu_of(context asked_for) {
 
 context context_of(stream in) {
     context found = nullptr;
-    // 0, 1 and 2 are default streams, which belong to the current context.
+    // The handles 0, 1 and 2 are default streams, which belong to the current context.
     const bool is_default = reinterpret_cast<std::uintptr_t>(in) <= 2;
     const result code = is_default ? call(symbol::cuCtxGetCurrent, &found) : call(symbol::cuStreamGetCtx, in, &found);
     return code == success ? found : nullptr;
@@ -99,8 +100,9 @@ bool is_capturing(stream in) {
 
 enum class gain : std::uint8_t { not_asked, asked, none, some };
 
-/// Eight size classes for each power of two. The first size seen in a class decides for the class. A class above one
-/// that gains is assumed to gain until its first plan shows otherwise. A class above any other is planned first.
+/// Number of size classes, eight for each power of two. The first copy of a class decides whether copies of the class
+/// are accelerated. If the next smaller decided class is accelerated, a new class is also accelerated until its first
+/// plan shows otherwise. In all other cases the first copy of a class is planned before any is accelerated.
 constexpr std::size_t size_classes = std::size_t{8} * 64;
 std::array<std::atomic<gain>, std::size_t{most_devices} * most_devices * size_classes> gains;
 
@@ -114,7 +116,7 @@ std::atomic<gain> &gain_of(int dst, int src, std::size_t size_class) {
     return gains.at(pair * size_classes + size_class);
 }
 
-/// True if the next smaller class with a known result gains, between the same devices.
+/// True if copies from device `src` to device `dst` are accelerated in the next smaller size class whose result is known.
 bool smaller_gains(int dst, int src, std::size_t size_class) {
     while (size_class-- > 0) {
         const gain known = gain_of(dst, src, size_class).load(std::memory_order_acquire);
@@ -127,10 +129,11 @@ bool smaller_gains(int dst, int src, std::size_t size_class) {
 
 // --- GPUs that mpgpu may use -----------------------------------------------------------------------------------------
 
-/// GPUs in use if the user has named none: those with memory of the program at the last check.
+/// Bit mask of the GPUs that mpgpu may use if the user has listed none: those on which the program had a context at the
+/// last check.
 std::atomic<std::uint64_t> used_gpus;
 
-/// Determines which GPUs the program uses. mpgpu creates contexts on no others, unless it may use all that were named.
+/// Determines which GPUs the program uses. If the user has listed no GPUs, mpgpu creates contexts on these GPUs only.
 void look_at_gpus() {
     int count = 0;
     std::uint64_t used = 0;
@@ -157,7 +160,8 @@ bool is_allowed(int device) {
     return device >= host || (allowed_gpus() >> static_cast<unsigned>(device) & 1) != 0;
 }
 
-/// Returns the reason why copies of this size between these devices are passed through, or `count` if it is not known.
+/// Returns the reason why copies of this size between these devices are passed to the driver, or `count` if no such
+/// reason is known.
 outcome known_reason(int dst, int src, std::size_t bytes) {
     if (dst == src) {
         return outcome::no_gain;
@@ -182,7 +186,7 @@ mp_transfer_t transfer(device_pointer dst, device_pointer src, std::size_t bytes
     // NOLINTEND(performance-no-int-to-ptr)
 }
 
-/// Plan that this object holds. The context caches it for later.
+/// Plan that this object owns. The context keeps the plan in its cache when the object is destroyed.
 class plan {
   public:
     explicit plan(const mp_transfer_t &what) {
@@ -197,12 +201,13 @@ class plan {
     plan &operator=(plan &&) = delete;
 
     [[nodiscard]] mp_status_t status() const { return status_; }
-    /// True if the plan is faster. A plan with one path is the plain copy, unless threads copy pageable memory, which
-    /// is either much faster or not planned.
+    /// True if the plan is faster than the driver's copy. A plan with one path is the driver's copy, with one
+    /// exception: threads may copy pageable memory. Such a plan is only made if it is much faster.
     [[nodiscard]] bool gains() const {
         return status_ == MP_SUCCESS && (info_.paths > 1 || info_.predicted_seconds < 0.95 * info_.direct_seconds);
     }
-    /// Returns the seconds saved, measured if possible.
+    /// Returns the time in seconds that the plan saves in comparison with the driver's copy. It is measured if
+    /// possible, and otherwise predicted.
     [[nodiscard]] double saved_seconds() const {
         const bool is_measured = info_.measured_seconds > 0 && info_.measured_direct_seconds > 0;
         return is_measured ? info_.measured_direct_seconds - info_.measured_seconds
@@ -211,7 +216,7 @@ class plan {
     mp_status_t execute(stream in, mp_request_t *request) const {
         return mp_execute(handle_, static_cast<mp_stream_t>(in), request);
     }
-    /// Creates the resources that the first execution in a stream of this GPU would create.
+    /// Creates the resources that the first execution of the plan in a stream of this GPU would otherwise create.
     void prepare(int gpu) const {
         mp_stream_t own = nullptr;
         if (mp_stream_create(mpgpu_context, gpu, &own) == MP_SUCCESS) {
@@ -230,7 +235,7 @@ class plan {
 
 std::atomic<int> threads;
 
-/// Runs `work` in a detached thread that blocks the program's signals, except those of its own faults, as in
+/// Runs `work` in a detached thread that blocks all signals except those of faults of the thread itself, as in
 /// rust/backend/threads.rs. Returns true if the thread was started.
 template <class Work> bool begin(Work work) noexcept {
     sigset_t all;
@@ -261,14 +266,15 @@ template <class Work> bool begin(Work work) noexcept {
 // --- comparing bytes -------------------------------------------------------------------------------------------------
 
 std::mutex compared_lock;
-/// Executions that mpgpu verifies and that have not been seen finished. Never destroyed, because threads may copy while
-/// the process ends.
+/// Executions whose data mpgpu compares and that were not yet found to have finished. The list is never destroyed,
+/// because threads may copy while the process ends.
 std::vector<mp_request_t> &compared() {
     static auto &all = *new std::vector<mp_request_t>;
     return all;
 }
 
-/// Counts the finished executions. Returns if another thread is doing so, which in a child of fork may not exist.
+/// Counts the executions that have finished. Returns immediately if another thread holds the lock. In a child of fork,
+/// that thread may not exist.
 void count_done() {
     const std::unique_lock guard(compared_lock, std::try_to_lock);
     if (!guard) {
@@ -301,7 +307,8 @@ void note_compared(mp_request_t request) noexcept {
 
 // --- start and end ---------------------------------------------------------------------------------------------------
 
-/// Runs at the end of the program: later copies are passed through, and threads leave the driver before it shuts down.
+/// Called at the end of the program. Passes all later copies to the driver, and waits until the threads of mpgpu have
+/// left the driver, which then shuts down.
 void stop() {
     state.store(stage::off, std::memory_order_release);
     const timespec millisecond{0, 1000000};
@@ -311,7 +318,8 @@ void stop() {
     count_done();
 }
 
-/// Copy for which a decision is needed, and the place of the decision for similar copies.
+/// Copy for which the interposer must decide whether it is accelerated, and the entry in which it stores the decision
+/// for similar copies.
 struct question {
     std::atomic<gain> *slot;
     mp_transfer_t what;
@@ -319,11 +327,11 @@ struct question {
     int gpu;
 };
 
-/// Decides whether copies like this one gain. The first call creates contexts and staging memory on relays. Resources
-/// of the first execution are also created, so that the program does not wait for them. Planning does not access memory
-/// of the program, which may be freed in the meantime.
+/// Decides whether copies like this one are accelerated. The first call creates contexts and staging memory on relays.
+/// This function also creates the resources of the first execution, so that the program does not wait for them.
+/// Planning does not access memory of the program, which may be freed in the meantime.
 void answer(const question &asked_for) {
-    // The copy was seen before there was a context that could adopt memory of another process.
+    // When the program made this copy, no mpgpu context existed that could have adopted memory of another process.
     for (const void *end : {static_cast<const void *>(asked_for.what.dst), asked_for.what.src}) {
         find_opened(reinterpret_cast<device_pointer>(end), mpgpu_context);
     }
@@ -331,13 +339,13 @@ void answer(const question &asked_for) {
     if (made.gains()) {
         made.prepare(asked_for.gpu);
     }
-    // If the memory has been freed in the meantime, the next copy is planned again.
+    // If the memory has been freed in the meantime, the next copy of this class is planned again.
     const bool has_gone = made.status() == MP_ERROR_INVALID_POINTER;
     *asked_for.slot = has_gone ? gain::not_asked : made.gains() ? gain::some : gain::none;
 }
 
-/// Creates mpgpu's context, unless another thread does, and then decides the first question. The first copies do not
-/// wait for it.
+/// Creates mpgpu's context in a new thread, which then decides about the first copy. Does nothing if another thread
+/// does this already. The first copies do not wait for the context.
 void prepare(const question &first) {
     stage expected = stage::idle;
     if (!state.compare_exchange_strong(expected, stage::preparing)) {
@@ -347,7 +355,7 @@ void prepare(const question &first) {
         look_at_gpus();
     }
     first.slot->store(gain::asked);
-    // Registered after the handlers of the program and the driver, so `stop` is called before theirs.
+    // `stop` is registered after the handlers of the program and of the driver, so it is called before them.
     std::atexit(stop);
     const auto create = [first] {
         mp_context_options_t options = MP_CONTEXT_OPTIONS_INIT;
@@ -367,7 +375,7 @@ void prepare(const question &first) {
     }
 }
 
-/// Starts a thread that decides the question, unless one is running.
+/// Starts a thread that decides about the copy `next`, unless such a thread is running.
 void ask(const question &next) {
     if (!asked().gpus) {
         look_at_gpus();
@@ -383,7 +391,8 @@ void ask(const question &next) {
 constexpr unsigned host_type = 1;
 constexpr unsigned device_type = 2;
 
-/// Driver attributes of an address, and the actual location of memory of another process.
+/// Source or destination of a copy: attributes of the address as reported by the driver. For memory of another process,
+/// the actual GPU and range replace the reported ones.
 struct end {
     memory known;
     bool is_opened = false;
@@ -402,11 +411,11 @@ struct end {
         }
         return known.type == host_type ? host : known.gpu;
     }
-    /// True for memory of a pool or a mapping, which grants access to each GPU separately.
+    /// True for memory of a pool or of a mapping (cuMemMap), whose owner grants access to each GPU separately.
     [[nodiscard]] bool is_given_by_gpu() const { return known.type == device_type && known.plain == 0 && !is_opened; }
 };
 
-/// Returns the reason why the interposer does not handle this memory, or `count` if it does.
+/// Returns the reason why the interposer does not accelerate copies of this memory, or `count` if there is none.
 outcome refusal(const end &of, device_pointer address, std::size_t bytes) {
     const memory &known = of.known;
     if (known.managed != 0) {
@@ -422,15 +431,15 @@ outcome refusal(const end &of, device_pointer address, std::size_t bytes) {
         if (of.is_opened && known.gpu < 0) {
             return outcome::opened;
         }
-        // Memory of pools and mappings belongs to no context. mpgpu queries the driver for the GPUs with access, and
-        // uses no others for the copy.
+        // Memory of pools and mappings belongs to no context. mpgpu queries the driver for the GPUs that have access,
+        // and uses only these for the copy.
         const bool is_of_context = !of.is_given_by_gpu() || known.owner != nullptr;
         if (known.gpu < 0 || known.gpu >= most_gpus || (is_of_context && gpu_of(known.owner) < 0)) {
             return outcome::other_context;
         }
     }
-    // The driver must refuse a range that leaves its allocation. Some drivers do not report the range of registered
-    // host memory.
+    // The driver must report an error for a range that extends past its allocation, so such a copy is passed through.
+    // Some drivers do not report the range of registered host memory.
     const bool is_within = known.bytes == 0 ? known.type == host_type
                                             : address >= known.base && address - known.base <= known.bytes &&
                                                   bytes <= known.bytes - (address - known.base);
@@ -439,18 +448,18 @@ outcome refusal(const end &of, device_pointer address, std::size_t bytes) {
 
 // --- copies that are passed through early ----------------------------------------------------------------------------
 
-/// Memory that earlier copies of this thread used, so that not every copy queries the driver. Other memory may have
-/// replaced it. This is harmless, because an entry only causes copies to be passed through, which is always correct,
-/// and the driver is soon queried again.
+/// Memory range that earlier copies of this thread have used. The entry avoids a query of the driver for each copy. It
+/// may be outdated, because other memory may have replaced the range. This is harmless: an entry only causes copies to
+/// be passed to the driver, which is always correct, and the driver is soon queried again.
 struct range {
     device_pointer base = 0;
     std::size_t bytes = 0;
     int device = 0;
-    /// Number of copies that may still be passed through by this entry.
+    /// Number of further copies that may be passed to the driver because of this entry.
     int left = 0;
 };
 constexpr int passed_by_one = 128;
-/// Size above which the driver is always queried, because the cost of a query is negligible for larger copies.
+/// Size in bytes above which the driver is always queried. The cost of a query is negligible for larger copies.
 constexpr std::size_t most_passed = std::size_t{64} << 20;
 
 thread_local std::array<range, 8> ranges;
@@ -484,7 +493,8 @@ void note_range(const end &of) {
     *place = {seen.base, seen.bytes, of.device(), passed_by_one};
 }
 
-/// Returns the reason why a copy is passed through, or `count` if it cannot be determined without the driver.
+/// Returns the reason why a copy is passed to the driver, or `count` if this cannot be determined without a query of
+/// the driver.
 outcome reason_at_once(device_pointer dst, device_pointer src, std::size_t bytes) {
     if (bytes < asked().min_bytes) {
         return outcome::small;
@@ -540,7 +550,7 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     }
     std::atomic<gain> &slot = gain_of(dst_device, src_device, class_of(bytes));
     const question like_this{&slot, transfer(dst, src, bytes), gpu};
-    // A program without any copy that can be accelerated gets no context of mpgpu.
+    // If a program makes no copy that can be accelerated, mpgpu creates no context.
     switch (state.load(std::memory_order_acquire)) {
     case stage::idle:
         prepare(like_this);
@@ -567,8 +577,8 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     mp_request_t request = nullptr;
     mp_status_t status = made.execute(in, asked().verify || is_pageable ? &request : nullptr);
     if (status == MP_SUCCESS && is_pageable) {
-        // When the call returns, the caller may write to the memory or read it, as with the driver. If memory is
-        // missing, the whole copy is passed to the driver, and the program receives its error.
+        // When the call returns, the caller may write to the memory or read it, as with the driver. If part of the
+        // memory does not exist, the whole copy is passed to the driver, which returns the error to the program.
         status = mp_wait(&request, nullptr);
         if (asked().verify && (status == MP_SUCCESS || status == MP_ERROR_DATA_CORRUPTION)) {
             count_compared(status == MP_SUCCESS);
@@ -590,8 +600,8 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
 }
 
 [[gnu::constructor]] void watch_forks() {
-    // A child of fork lacks the threads, the context and the GPUs of its parent. If the parent had none of them, the
-    // child starts from the beginning.
+    // A child of fork does not have the threads, the context and the GPUs of its parent. If the parent had not created
+    // them, the child starts in the initial state.
     pthread_atfork(nullptr, nullptr, [] {
         forget_counts();
         threads = 0;

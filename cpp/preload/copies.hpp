@@ -1,39 +1,39 @@
-// Decides which copies are accelerated, and executes them.
+// Decides which copies of the program are accelerated, and executes them.
 #pragma once
 
 #include "driver.hpp"
 
 namespace mpgpu_preload {
 
-/// True if a copy must be passed through, as far as this can be determined without a call of the driver. Counts the
-/// copy if so.
+/// True if a copy must be passed to the driver, as far as this can be determined without a query of the driver. In this
+/// case the copy is also counted.
 bool passes(device_pointer dst, device_pointer src, std::size_t bytes) noexcept;
 
-/// Enqueues a copy through a plan in the caller's stream and returns true if it did. Otherwise no enqueued work
-/// remains, and the copy must be passed to the driver. Counts the copy in either case.
+/// Enqueues a copy through an mpgpu plan in the caller's stream, and returns true on success. If the result is false,
+/// no work remains enqueued and the caller must pass the copy to the driver. The copy is counted in both cases.
 bool take(device_pointer dst, device_pointer src, std::size_t bytes, stream in) noexcept;
 
-/// True if mpgpu has begun to use the program's GPUs.
+/// True if mpgpu has created its context and uses the program's GPUs.
 bool is_in_use() noexcept;
 
 /// Attributes of an address as reported by the driver.
 struct memory {
     context owner = nullptr;
-    /// `CUmemorytype`; 0 for memory that is unknown to the driver.
+    /// Kind of the memory (`CUmemorytype`). 0 for memory that is unknown to the driver.
     unsigned type = 0;
     unsigned managed = 0;
     int gpu = 0;
-    /// Nonzero for memory of `cuMemAlloc`; 0 for memory of a pool or a mapping.
+    /// Nonzero for memory of `cuMemAlloc`. 0 for memory of a pool or of a mapping (`cuMemMap`).
     unsigned plain = 0;
     device_pointer base = 0;
     std::size_t bytes = 0;
 };
 
-/// Returns the attributes of an address, all zeros for memory that is unknown to the driver.
+/// Returns the driver's attributes of an address. All fields are 0 if the driver does not know the memory.
 memory find_memory(device_pointer address) noexcept;
 
-/// True if memory belongs to a context. Memory of a pool or a mapping belongs to no context; it counts as owned by the
-/// primary context of its GPU.
+/// True if the memory belongs to the context `owner`. Memory of a pool or of a mapping belongs to no context; for such
+/// memory the result is true if `owner` is the primary context of its GPU.
 bool is_owned_by(const memory &known, context owner) noexcept;
 
 } // namespace mpgpu_preload

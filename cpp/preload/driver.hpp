@@ -1,4 +1,5 @@
-// Declares the interposer's view of the CUDA driver: names, types and codes of its C interface, which are stable.
+// Declares the parts of the CUDA driver that the interposer uses: names, types and codes of the driver's C interface,
+// which are stable.
 #pragma once
 
 #include <array>
@@ -58,7 +59,7 @@ using device_pointer = std::uint64_t; // CUdeviceptr
 using context = void *;               // CUcontext
 using stream = void *;                // CUstream
 
-/// Returns the default stream of the calling thread, `CU_STREAM_PER_THREAD`.
+/// Returns the handle of the calling thread's default stream, `CU_STREAM_PER_THREAD`.
 inline stream per_thread_stream() {
     return reinterpret_cast<stream>(std::uintptr_t{2}); // NOLINT(performance-no-int-to-ptr): a handle of the driver's
 }
@@ -68,7 +69,7 @@ struct ipc_handle {
     std::array<std::uint8_t, 64> bytes;
 };
 
-/// Unique id of a GPU in all processes, `CUuuid`.
+/// Unique id of a GPU, `CUuuid`. It is equal in all processes.
 using uuid = std::array<std::uint8_t, 16>;
 
 enum class symbol : std::size_t {
@@ -78,37 +79,37 @@ enum class symbol : std::size_t {
         count
 };
 
-/// Returns the function that is exported in place of the driver's, or null for one that is only called.
+/// Returns the function that the interposer exports in place of the driver's function `name`. Null if the interposer
+/// only calls this function of the driver.
 void *hook(symbol name);
 
-/// Returns the function for a client whose look-up found `found`: the one exported in its place if `found` is a
-/// function of the driver. Compares addresses instead of names, because `cuGetProcAddress` selects versions and
-/// variants (`_v2`, `_ptsz`) by numbers and flags.
+/// Returns the function that a look-up by the program should return when the driver's look-up returned `found`: the
+/// replacement if the interposer replaces this function of the driver, and otherwise `found`. Compares addresses
+/// instead of names, because `cuGetProcAddress` selects versions and variants (`_v2`, `_ptsz`) by numbers and flags.
 void *replaced(void *found);
 
 constexpr auto symbols = static_cast<std::size_t>(symbol::count);
 
-/// The driver's own functions that have been looked up. Declared here, so that a call that is passed through costs two
-/// loads and a jump.
+/// Addresses of the driver's own functions, null until they are looked up. The array is declared in this header, so
+/// that passing a call to the driver costs only two loads and a jump.
 extern std::array<std::atomic<void *>, symbols> originals;
 
-/// Looks up the driver's own function.
+/// Looks up the address of the driver's own function `name`.
 void *look_up(symbol name);
 
-/// Returns the driver's own function of that name, or null before the driver is loaded and for a function that it
-/// lacks.
+/// Returns the driver's own function `name`. Null if the driver is not loaded yet or does not have the function.
 inline void *original(symbol name) {
     void *found = originals[static_cast<std::size_t>(name)].load(std::memory_order_acquire);
     return found != nullptr ? found : look_up(name);
 }
 
-/// Returns the driver's own function with a function type.
+/// Returns the driver's own function `name` with a function type.
 template <class Result, class... Arguments> auto original_as(symbol name) {
     using function = Result (*)(Arguments...);
     return reinterpret_cast<function>(original(name));
 }
 
-/// Calls the driver's own function. Returns an error if the driver lacks it.
+/// Calls the driver's own function `name`. Returns an error if the driver does not have it.
 template <class... Arguments> result call(symbol name, Arguments... arguments) {
     const auto function = original_as<result, Arguments...>(name);
     return function == nullptr ? not_found : function(arguments...);

@@ -11,16 +11,17 @@ namespace mpgpu_preload {
 namespace {
 
 std::mutex lock;
-/// Number of openings. Most programs open none, and copies then need no lock.
+/// Number of entries in the list of opened memory. Most programs open none, and then copies need no lock.
 std::atomic<std::size_t> opened_count;
 
-/// Openings by base address. Never destroyed, because threads may copy while the process ends.
+/// Memory of another process that this process has opened. The list is ordered by base address. It is never destroyed,
+/// because threads may copy while the process ends.
 struct opening {
-    /// Number of openings of the handle, which all have the same address.
+    /// Number of times that the handle was opened and not closed. Each opening returns the same address.
     std::size_t times;
     opened memory;
     ipc_handle handle;
-    /// Context that has adopted the memory.
+    /// mpgpu context that has adopted the memory. Null if none has.
     mp_context_t adopted_by;
 };
 std::map<device_pointer, opening> &openings() {
@@ -28,7 +29,7 @@ std::map<device_pointer, opening> &openings() {
     return all;
 }
 
-/// Returns the GPU with this id, or -1 if it is not visible.
+/// Returns the number of the GPU with this id, or -1 if this process does not see the GPU.
 int gpu_of(const uuid &name) {
     int count = 0;
     call(symbol::cuDeviceGetCount, &count);
@@ -47,7 +48,7 @@ void note_opened(device_pointer base, const ipc_handle &handle) noexcept {
     const std::size_t seen = find_memory(base).bytes;
     // If the driver does not report the size, all addresses from the base on count as opened.
     opened memory{base, seen != 0 ? seen : UINT64_MAX, -1};
-    // The driver maps whole pages, so it may report more than the allocation, but never less.
+    // The driver maps whole pages, so the size that it reports may exceed that of the allocation, but is never smaller.
     const std::optional<owner> told = find_owner(handle);
     if (told && told->bytes <= seen) {
         memory = {base, told->bytes, gpu_of(told->gpu)};

@@ -16,12 +16,12 @@
 namespace mpgpu_preload {
 namespace {
 
-/// Process, distinguished from all others that have or had its number.
+/// Identity of a process. It differs from the identities of all processes that had the same process id before.
 struct process {
     std::uint64_t number;
     /// Start time in clock ticks since the machine started.
     std::uint64_t started;
-    /// PID namespace in which the number is valid.
+    /// Inode number of the PID namespace in which the process id is valid.
     std::uint64_t name_space;
 
     bool operator==(const process &other) const {
@@ -37,11 +37,12 @@ struct entry {
 
 struct table {
     std::uint64_t version;
-    /// Index of the entry to replace next if none is free.
+    /// Index of the entry to replace next if no entry is unused.
     std::uint64_t next;
     std::array<entry, 4096> entries;
 };
-// The version must change with the layout, because processes with different versions of this library may meet.
+// The version must change with the layout of the table, because processes with different versions of this library may
+// use the same table.
 constexpr std::uint64_t version = 1;
 static_assert(sizeof(entry) == 112);
 
@@ -56,7 +57,7 @@ std::uint64_t start_of(std::uint64_t number) {
     std::array<char, 1024> text{};
     const ssize_t length = read(file, text.data(), text.size() - 1);
     close(file);
-    // The name, in parentheses, may contain any characters. The start time is the 20th field after it.
+    // The command name, in parentheses, may contain any characters. The start time is the 20th field after it.
     const char *at = length <= 0 ? nullptr : std::strrchr(text.data(), ')');
     for (int field = 0; at != nullptr && field < 20; ++field) {
         at = std::strchr(at + 1, ' ');
@@ -82,8 +83,8 @@ std::string name_of_table() {
     return "/mpgpu-owners-" + std::to_string(geteuid());
 }
 
-/// Opens the table, and creates it if `create` is `O_CREAT`. Refuses a table that belongs to another user or is
-/// accessible to others.
+/// Opens the table in shared memory, and creates it if `create` is `O_CREAT`. Returns -1 on an error, and if the table
+/// belongs to another user or is accessible to other users.
 int open_table(int create) {
     const int file = shm_open(name_of_table().c_str(), O_RDWR | create | O_CLOEXEC | O_NOFOLLOW, 0600);
     struct stat status {};
@@ -100,7 +101,8 @@ bool has_name(int file) {
     return fstat(file, &status) == 0 && status.st_nlink > 0;
 }
 
-/// Presence of a process that has published. The last one to leave removes the table.
+/// Lock by which a process that has published information keeps the table in existence. The last such process removes
+/// the table when it exits.
 class presence {
   public:
     presence() {
@@ -109,7 +111,7 @@ class presence {
             if (file_ < 0 || (flock(file_, LOCK_SH | LOCK_NB) == 0 && has_name(file_))) {
                 return;
             }
-            // The last process has removed the table in the meantime.
+            // The last process has removed the table in the meantime, so it is created again.
             close(file_);
             file_ = -1;
         }
@@ -135,8 +137,8 @@ std::atomic<const presence *> presence::here;
     }
 }
 
-/// Table, locked for the lifetime of the object. Null if it is not available, or if another process, for example a
-/// stopped one, does not release it.
+/// Table in shared memory, locked for the lifetime of the object. Null if the table is not available. Also null if
+/// another process does not release the lock, for example because it is stopped.
 class locked_table {
   public:
     locked_table() : file_(open_table(0)) {
@@ -175,7 +177,8 @@ class locked_table {
     table *get() { return table_ != nullptr && table_->version == version ? table_ : nullptr; }
 
   private:
-    /// Locks this opening of the file, so that threads exclude each other too. Independent of the lock of `presence`.
+    /// Locks the file by an open file description lock, so that threads of one process exclude each other too. This
+    /// lock is independent of the lock of `presence`.
     [[nodiscard]] bool lock() const {
         struct flock whole {};
         whole.l_type = F_WRLCK;
@@ -197,15 +200,15 @@ bool same(const ipc_handle &one, const ipc_handle &other) {
     return one.bytes == other.bytes;
 }
 
-/// Returns the entry for this handle, a free one or the one to replace.
+/// Returns the entry for this handle if there is one, and otherwise an unused entry or the entry to replace.
 entry &place_for(table &all, const ipc_handle &handle, std::uint64_t name_space) {
     for (entry &known : all.entries) {
         if (known.maker.number == 0 || same(known.handle, handle)) {
             return known;
         }
     }
-    // The table is full. One of the next few entries whose process has exited is replaced, or else the last of them.
-    // Processes of another namespace cannot be checked here.
+    // The table is full. Among the next few entries, the first one whose process has exited is replaced, or else the
+    // last one. Processes of another PID namespace cannot be checked here.
     constexpr int looked_at = 64;
     entry *place = nullptr;
     for (int i = 0; i < looked_at; ++i) {
@@ -220,7 +223,8 @@ entry &place_for(table &all, const ipc_handle &handle, std::uint64_t name_space)
 } // namespace
 
 void publish(const ipc_handle &handle, const owner &memory) noexcept {
-    // Never destroyed, because threads may publish while the process ends. A child of fork creates its own.
+    // The object is never destroyed, because threads may publish while the process ends. A child of fork creates its
+    // own object.
     const presence *here = presence::here;
     if (here == nullptr || !here->is_here()) {
         presence::here = new (std::nothrow) presence;

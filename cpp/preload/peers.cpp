@@ -9,8 +9,8 @@ namespace {
 
 std::mutex lock;
 
-/// Accesses that the program has enabled, as pairs of contexts. Never destroyed, because threads may query it while the
-/// process ends.
+/// Peer accesses that the program has enabled, as pairs of contexts (the accessing context, the accessed context). The
+/// set is never destroyed, because threads may query it while the process ends.
 std::set<std::pair<context, context>> &enabled() {
     static auto &all = *new std::set<std::pair<context, context>>;
     return all;

@@ -1,15 +1,16 @@
-// Hides from the program that mpgpu enables access between contexts for its plans: the program gets the results that it
-// would get without mpgpu.
+// Hides from the program that mpgpu enables peer access between contexts for its plans. The program gets the results
+// that it would get without mpgpu.
 #pragma once
 
 #include "driver.hpp"
 
 namespace mpgpu_preload {
 
-/// Returns the program's result of `cuCtxEnablePeerAccess` when the driver returned `code`.
+/// Records that the program enables access to the context `peer`. `code` is the result of the driver's
+/// `cuCtxEnablePeerAccess`. Returns the result that the program would get without mpgpu.
 result enabled_access(context peer, result code);
 
-/// Records that the program disables the access. Returns true if the program had enabled it, and not only mpgpu.
+/// Records that the program disables access to the context `peer`. Returns true if the program itself had enabled it.
 bool disabled_access(context peer);
 
 } // namespace mpgpu_preload

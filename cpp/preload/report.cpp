@@ -51,8 +51,8 @@ struct sums {
     std::array<counter, outcomes> counters;
 };
 
-/// Counters that `mpgpu run` shares with the processes that it starts (`rust/cli/run/sums.rs` reads them). Counts are
-/// visible immediately, so the counts of a killed process are not lost. Each process writes the same texts.
+/// Counters in memory that `mpgpu run` shares with the processes that it starts (`rust/cli/run/sums.rs` reads them).
+/// The counts are in shared memory, so those of a killed process are not lost. Each process writes the same texts.
 struct shared_sums {
     std::array<char, 8> mark;
     std::atomic<std::uint64_t> taken_kinds;
@@ -70,8 +70,9 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 sums own;
 std::atomic<bool> has_counted;
 
-/// Maps the shared counters, or returns null if there are none. A name that is left of an `mpgpu run` that has ended
-/// may now belong to another file, so only sealed memory with the mark is written.
+/// Maps the counters that `mpgpu run` shares with this process, or returns null if there are none. The path in the
+/// environment may be left over from an `mpgpu run` that has ended, and may now belong to another file. Only sealed
+/// memory with the right mark is therefore written.
 shared_sums *open_sums() {
     const char *name = std::getenv("MPGPU_PRELOAD_SUMS");
     const int file = name == nullptr ? -1 : open(name, O_RDWR | O_CLOEXEC);
@@ -107,7 +108,7 @@ void add(std::atomic<std::uint64_t> &to, std::uint64_t what) {
     to.fetch_add(what, std::memory_order_relaxed);
 }
 
-/// Returns one line for each outcome that occurred, or an empty text if the program has not copied.
+/// Returns one line for each outcome that occurred. The text is empty if the program has not copied.
 std::string report() {
     std::string text;
     const auto line = [&](const char *format, auto... arguments) {
@@ -136,8 +137,8 @@ std::string report() {
     return text;
 }
 
-/// Opens the file for appending. Returns -1 with `ENXIO` if it is not a regular file, because opening a FIFO would wait
-/// for a reader at the end of the program.
+/// Opens the report's file for appending. Returns -1 with `ENXIO` if it is not a regular file. A FIFO, for example,
+/// would block the end of the program until a reader opens it.
 int open_report(const char *path) {
     const int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0600);
     struct stat status {};
@@ -197,7 +198,7 @@ void write_report() {
     if (text.empty()) {
         return;
     }
-    // Processes of a job write to one file, so each writes its lines in a single call.
+    // All processes of a job may write to one file, so each process writes its lines in a single call.
     const bool is_stderr = std::strcmp(to, "stderr") == 0;
     const int file = is_stderr ? STDERR_FILENO : open_report(to);
     if (file < 0 || write(file, text.data(), text.size()) < 0) {

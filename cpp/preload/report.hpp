@@ -5,7 +5,8 @@
 
 namespace mpgpu_preload {
 
-/// Kind of an accelerated copy, or the reason why a copy was passed through. In the order of `report.cpp`.
+/// Kind of an accelerated copy, or the reason why a copy was passed to the driver. The order is that of the texts in
+/// `report.cpp`.
 enum class outcome : std::size_t {
     device_to_device,
     host_to_device,
@@ -25,16 +26,19 @@ enum class outcome : std::size_t {
     count
 };
 
-/// Counts a copy, and for an accelerated copy the seconds saved, measured or predicted.
+/// Counts a copy of `bytes` bytes. For an accelerated copy, `saved_seconds` is the time saved in seconds, measured or
+/// predicted.
 void count(outcome what, std::size_t bytes, double saved_seconds = 0);
 
-/// Counts the result of comparing the bytes of an accelerated copy.
+/// Counts an accelerated copy whose data was compared with the source. `equal` is true if the data is correct.
 void count_compared(bool equal);
 
-/// Resets the counts in a child of fork, because its parent has counted them.
+/// Sets all counts of this process to 0. Called in a child of fork, because the parent counts the copies made before
+/// the fork.
 void forget_counts();
 
-/// Writes the report if `MPGPU_PRELOAD_REPORT` requests one and the program has copied.
+/// Writes the report at the end of the program. Does nothing unless `MPGPU_PRELOAD_REPORT` requests a report and the
+/// program has copied.
 void write_report();
 
 } // namespace mpgpu_preload

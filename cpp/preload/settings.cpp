@@ -10,14 +10,15 @@
 
 namespace mpgpu_preload {
 
-// Initial value until the environment is read, which happens before any program can copy.
+// The initial value is used until the environment is read, which happens before the program can copy.
 std::atomic<std::size_t> looked_at_from{SIZE_MAX};
 
 namespace {
 
 settings values;
 
-/// Reads a number of bytes with an optional unit K, M, G or T (powers of 1024).
+/// Reads a size in bytes with an optional unit K, M, G or T (powers of 1024). Returns false if the text is not a valid
+/// size.
 bool read_size(const char *text, std::size_t &bytes) {
     std::uint64_t number = 0;
     const auto [end, error] = std::from_chars(text, text + std::strlen(text), number);
@@ -38,7 +39,8 @@ bool read_size(const char *text, std::size_t &bytes) {
     return unit.empty() && (bytes >> shift) == number;
 }
 
-/// Reads `all`, `used` or numbers of GPUs. The result is empty for `used`.
+/// Reads `all`, `used` or a list of GPU numbers, and stores the GPUs as a bit mask. The mask is empty for `used`.
+/// Returns false if the text is not valid.
 bool read_gpus(std::string_view text, std::optional<std::uint64_t> &gpus) {
     if (text == "used" || text == "all") {
         gpus = text == "all" ? std::optional(every_gpu) : std::nullopt;
@@ -87,8 +89,8 @@ bool read() {
         values.on = false;
     }
     values.names_relays = std::getenv("MPGPU_RELAY_GPUS") != nullptr;
-    // The text is copied: programs that set their title overwrite their initial environment, and the report is written
-    // at their end, when static objects may be gone.
+    // The text is copied. Programs that set their title overwrite their initial environment, and the report is written
+    // at the end of the program, when static objects may have been destroyed.
     const char *report = std::getenv("MPGPU_PRELOAD_REPORT");
     values.report = report == nullptr ? nullptr : strdup(report);
     values.counts_all = values.report != nullptr || std::getenv("MPGPU_PRELOAD_SUMS") != nullptr;

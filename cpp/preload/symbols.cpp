@@ -1,4 +1,4 @@
-// Looks up the driver's functions for the interposer and for programs.
+// Looks up the driver's functions, for the interposer itself and for programs.
 #include "driver.hpp"
 
 #include <cstring>
@@ -13,8 +13,8 @@
 
 namespace mpgpu_preload {
 
-// No constructor runs for this object or the following ones: constructors of other libraries may call dlsym before
-// those of this library.
+// This object and the following ones are initialized without a constructor. Constructors of other libraries may call
+// dlsym before the constructors of this library have run.
 std::array<std::atomic<void *>, symbols> originals;
 
 namespace {
@@ -30,7 +30,8 @@ constexpr std::array<const char *, symbols> names = {
 std::atomic<dlsym_t> of_libc;
 std::atomic<dlsym_t> of_next;
 
-/// Returns the C library's dlsym, bypassing all interposers. A versioned look-up finds no function without a version.
+/// Returns the C library's dlsym, bypassing all interposers. The look-up names a version, and therefore finds no
+/// function of an interposer, because those have no version.
 dlsym_t libc_dlsym() {
     dlsym_t found = of_libc.load(std::memory_order_relaxed);
     if (found == nullptr) {
@@ -45,7 +46,8 @@ dlsym_t libc_dlsym() {
     return found;
 }
 
-/// Returns the dlsym that would be found without this library: another interposer's, or the C library's.
+/// Returns the dlsym function that would be found without this library: that of another interposer, or that of the C
+/// library.
 dlsym_t next_dlsym() {
     dlsym_t found = of_next.load(std::memory_order_relaxed);
     if (found == nullptr) {
@@ -58,7 +60,8 @@ dlsym_t next_dlsym() {
 } // namespace
 
 void *look_up(symbol name) {
-    // All functions are looked up together. The driver is never loaded here, because that is up to the program.
+    // All functions are looked up together. This code never loads the driver, because the program decides when it is
+    // loaded.
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     for (std::size_t i = 0; driver != nullptr && i < symbols; ++i) {
         originals[i].store(libc_dlsym()(driver, names[i]), std::memory_order_release);
@@ -88,8 +91,9 @@ extern "C" void *__wrap_dlsym(void *handle, const char *name) noexcept {
     MPGPU_MUST_TAIL return libc_dlsym()(handle, name);
 }
 
-/// Handles only look-ups in the driver. All others continue by a jump, so that the next function sees the original
-/// caller: the result for RTLD_NEXT depends on it, and another interposer would find itself.
+/// Replaces the result of look-ups in the driver. All other look-ups continue by a jump, so that the next dlsym
+/// function sees the original caller. The result for RTLD_NEXT depends on the caller, and with a wrong caller another
+/// interposer would find itself.
 extern "C" __attribute__((visibility("default"))) void *dlsym(void *handle, const char *name) noexcept {
     if (handle != RTLD_DEFAULT && handle != RTLD_NEXT && std::strncmp(name, "cu", 2) == 0) {
         return replaced(next_dlsym()(handle, name));
