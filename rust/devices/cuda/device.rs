@@ -284,8 +284,8 @@ impl Primary {
             // SAFETY: The memory was allocated just now, and nothing uses it.
             return unsafe { call!(self.driver, cuMemFree(memory)) };
         }
-        // The device has no free memory. Invalidating a capture is better than freeing memory that is in use. SAFETY: The call has no
-        // argument that could be invalid.
+        // The device has no free memory. Invalidating a capture is better than freeing memory that is in use.
+        // SAFETY: The call has no argument that could be invalid.
         unsafe { call!(self.driver, cuCtxSynchronize()) }
     }
 

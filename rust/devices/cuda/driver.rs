@@ -310,8 +310,8 @@ impl Driver {
     fn load() -> Result<Driver, BackendError> {
         check_can_load().map_err(|why| BackendError::NoDriver(format!("libcuda.so.1 cannot be loaded: {why}")))?;
         // The library name with a version number is tried first. A library without one may be a stub for linking from the CUDA toolkit,
-        // without a driver. The library is loaded once and never unloaded, because it has threads and callbacks in the process. SAFETY:
-        // Loading libcuda runs only its own initializers, as in every CUDA program.
+        // without a driver. The library is loaded once and never unloaded, because it has threads and callbacks in the process.
+        // SAFETY: Loading libcuda runs only its own initializers, as in every CUDA program.
         let load = |name: &str| unsafe { Library::new(name) };
         let loaded = load("libcuda.so.1").or_else(|error| load("libcuda.so").map_err(|_| error));
         let library = loaded.map_err(|error| {

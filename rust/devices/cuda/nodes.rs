@@ -1,4 +1,4 @@
-//! Derives the nodes of a graph from a program: the work of each node, its predecessors, and its parameters for the driver.
+//! Derives the nodes of a CUDA graph from a program: the work of each node, its predecessors, and its parameters for the driver.
 
 use super::addresses::{address, segment};
 use super::device::Primary;
@@ -10,18 +10,19 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// GPU that runs the nodes of one lane (sequence of operations) of a graph.
+/// GPU that runs the nodes of one lane (sequence of operations) of a graph, with the data that the nodes need.
 pub(super) struct GraphLane<'a> {
     pub gpu: usize,
     pub primary: &'a Primary,
-    /// Sources and destinations of the plan as addresses of this GPU. `None` if they equal the addresses of the execution.
+    /// Sources and destinations of the plan's transfers as addresses that this GPU uses. `None` if these are the addresses of the
+    /// execution.
     pub ends: Option<Arc<[Endpoints]>>,
-    /// Copy kernel of the GPU. `None` if the lane has no fused operations, or the GPU cannot reach all sources and destinations of the
+    /// Copy kernel of the GPU. `None` if the lane has no fused operations, or if the GPU cannot access all sources and destinations of the
     /// plan.
     pub kernel: Option<Copier<'a>>,
 }
 
-/// Work of one node of a graph: a single copy, or a kernel that copies several segments.
+/// Work of one graph node: a single copy, or one kernel launch that copies several segments.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum NodeWork<'a> {
     Copy(&'a Copy),
@@ -33,20 +34,22 @@ pub(super) fn layout(lanes: &[GraphLane<'_>]) -> SmallVec<[(usize, bool); 8]> {
     lanes.iter().map(|lane| (lane.gpu, lane.kernel.is_some())).collect()
 }
 
-/// Returns the work of each node of an operation: kernel launches with at most the maximum number of segments, or single copies.
+/// Returns the work of each graph node that an operation needs. The nodes are kernel launches, each with at most [`SEGMENTS_PER_LAUNCH`]
+/// segments, or single copies.
 pub(super) fn works(op: &Op, has_kernel: bool) -> impl Iterator<Item = NodeWork<'_>> {
     let fused = has_kernel && op.mechanism == Mechanism::Kernel;
     let (kernels, copies) = if fused { (&op.copies[..], &[][..]) } else { (&[][..], &op.copies[..]) };
     kernels.chunks(SEGMENTS_PER_LAUNCH).map(NodeWork::Kernel).chain(copies.iter().map(NodeWork::Copy))
 }
 
-/// Returns the maximum number of parallel chains for the nodes of an operation. With a maximum of `n`, each node follows the node that
-/// comes `n` places before it.
+/// Returns the maximum number of parallel chains into which the nodes of one operation are arranged. With `n` chains, each node follows the
+/// node that comes `n` places before it.
 ///
-/// In a graph with many parallel kernels, each kernel is a branch that the host launches separately and the GPU signals separately. 77
-/// kernels between other work of their stream took 144 us when isolated and 854 us back to back; the launch took 64 and 162 us of these
-/// times. In four chains they took 158 and 156 us, including 3 us for the launch, and in one chain 238 and 232 us (one H200, driver
-/// 580.159.04, `tests/gpu/halo_row`). Copies in a chain have gaps, so copies are not chained.
+/// If a graph has many parallel kernels, each kernel is a branch. The host launches each branch separately, and the GPU signals its end
+/// separately. Measured with 77 kernels between other work of their stream (one H200, driver 580.159.04, `tests/gpu/halo_row`): without
+/// chains, the kernels took 144 us when isolated and 854 us back to back, of which the launch took 64 and 162 us. In four chains, they took
+/// 158 and 156 us, of which the launch took 3 us. In one chain, they took 238 and 232 us. Copies are not chained, because there would be
+/// gaps between the copies of a chain.
 pub(super) fn most_at_once(work: NodeWork<'_>) -> usize {
     match work {
         NodeWork::Kernel(_) => 4,
@@ -55,8 +58,8 @@ pub(super) fn most_at_once(work: NodeWork<'_>) -> usize {
 }
 
 impl GraphLane<'_> {
-    /// Calls `copy` or `kernel` with the driver's parameters for a node that does this work. The context of the lane's GPU is current
-    /// during `kernel`, because kernels belong to a context.
+    /// Calls `copy` or `kernel`, depending on the kind of `work`, with the driver's parameters for the node. During `kernel`, the context
+    /// of the lane's GPU is current, because kernels belong to a context.
     pub fn with_parameters(
         &self,
         execution: &Execution<'_>,
@@ -91,13 +94,13 @@ impl GraphLane<'_> {
     }
 }
 
-/// Returns the error for a node without work, which a validated program cannot produce.
+/// Returns the error for a node without work. No node of a validated program is without work.
 fn nothing_to_do() -> BackendError {
     BackendError::NotSupported("a graph node needs a kernel that copies bytes, on a GPU that has the copy kernel".into())
 }
 
-/// Returns the indices of the direct predecessors of each operation, without duplicates: the previous operation of its lane, and the
-/// operations in [`Op::after`].
+/// Returns the indices of the direct predecessors of each operation, without duplicates. These are the previous operation of the same lane
+/// (sequence of operations), and the operations in [`Op::after`].
 pub(super) fn predecessors(program: &Program) -> Vec<SmallVec<[usize; 4]>> {
     let mut last: SmallVec<[Option<usize>; 8]> = SmallVec::from_elem(None, program.lanes.len());
     let before = |(index, op): (usize, &Op)| {
@@ -110,7 +113,7 @@ pub(super) fn predecessors(program: &Program) -> Vec<SmallVec<[usize; 4]>> {
     program.ops.iter().enumerate().map(before).collect()
 }
 
-/// Returns the parameters of a node for one contiguous copy. The driver determines the owners of the memory from the addresses.
+/// Returns the driver's parameters of a graph node for one contiguous copy. The driver derives the owners of the memory from the addresses.
 fn parameters(execution: &Execution<'_>, copy: &Copy) -> sys::CUDA_MEMCPY3D {
     let unified = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
     sys::CUDA_MEMCPY3D {
@@ -179,7 +182,7 @@ mod tests {
         };
         assert!(works(&op, true).eq(op.copies.chunks(SEGMENTS_PER_LAUNCH).map(NodeWork::Kernel)));
         assert!(works(&op, false).eq(op.copies.iter().map(NodeWork::Copy)));
-        // Graphs have no node for a batch.
+        // A graph has no node type for a batched copy.
         op.mechanism = Mechanism::Batch;
         assert!(works(&op, true).eq(op.copies.iter().map(NodeWork::Copy)));
     }

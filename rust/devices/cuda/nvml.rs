@@ -1,8 +1,8 @@
-//! Loads NVML on first use, and keeps it loaded for the rest of the process, like the driver library.
+//! Loads NVML on first use. Like the driver library, it stays loaded for the rest of the process.
 //!
-//! Unloading a library while other threads run risks a crash. NVML cooperates with the driver library in the process, which calls back into
-//! NVML (NVIDIA/cuda-checkpoint, issue 58), and a library's thread-local objects end with their thread at an unknown time. Without caching,
-//! every context would load and unload NVML.
+//! Unloading a library while other threads run risks a crash, for two reasons. The driver library of the process calls back into NVML
+//! (NVIDIA/cuda-checkpoint, issue 58). A library's thread-local objects are destroyed when their thread ends, at an unknown time. Without
+//! this module, every context would load and unload NVML.
 
 use super::driver::lock;
 use crate::backend::static_program::check_can_load;
@@ -11,14 +11,15 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::sync::{Mutex, OnceLock};
 
-/// Returns NVML. After a failure, loading is tried again at the next call.
+/// Returns NVML, and loads it if necessary. After a failure, the next call tries again.
 pub(super) fn nvml() -> Result<&'static Nvml, NvmlError> {
     static NVML: OnceLock<Nvml> = OnceLock::new();
     static LOADING: Mutex<()> = Mutex::new(());
     if check_can_load().is_err() {
         return Err(NvmlError::LibraryNotFound);
     }
-    // The lock is held during loading, so that NVML is not loaded twice: the second instance would be dropped.
+    // The lock is held during loading, so that NVML is not loaded twice. Otherwise, the second instance would be dropped and thereby
+    // unloaded.
     let _once = lock(&LOADING);
     match NVML.get() {
         Some(nvml) => Ok(nvml),

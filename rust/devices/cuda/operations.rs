@@ -1,4 +1,4 @@
-//! Implements the stream operations on events: recording an event, and making a stream or the calling thread wait for an event.
+//! Implements stream operations with events: recording an event, and making a stream or the calling thread wait for an event.
 
 use super::driver::{OutsideCapture, call, handle};
 use super::event::{Recording, is_ours, raw_event};
@@ -12,8 +12,9 @@ impl Core {
         let primary = self.gpus.primary(found.gpu)?;
         let _current = primary.enter()?;
         if !is_ours(event) {
-            // The program may record the event without this library's knowledge. The failed waits of the event are therefore tracked like
-            // those of a stream, with the event's address as the number. No stream has this number.
+            // The program may record this event again without this library's knowledge. The failed waits that precede the event are
+            // therefore tracked like those of a stream. The event's address is used in place of the stream number, and no stream has this
+            // number.
             self.sharing.failed_waits.join(|| event.0 as u64, &self.behind(stream, &found));
             // SAFETY: The event and the stream belong to the caller, who keeps them valid.
             return unsafe { call!(self.gpus.driver, cuEventRecord(raw_event(event)?, handle(stream.0))) };

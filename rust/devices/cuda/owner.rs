@@ -1,10 +1,10 @@
-//! Defines the interface by which completions use the backend and keep it alive.
+//! Defines the interface by which completions use the CUDA backend and keep it alive.
 
 use super::gpus::Gpus;
 use crate::backend::failed_waits::FailedWaits;
 use std::fmt::Debug;
 
-/// Functions of the backend that completions need.
+/// Functions of the CUDA backend that completions need.
 pub(super) trait Owner: Debug + Send + Sync {
     fn gpus(&self) -> &Gpus;
     fn failed_waits(&self) -> &FailedWaits;

@@ -1,4 +1,4 @@
-//! Holds the state that the backend and its completions share. The state consists of parts with one lock each.
+//! Defines the state that the CUDA backend and its completions share. The state has several parts, each with its own lock.
 
 use super::capture::free_spare_blocks;
 use super::device::Primary;
@@ -53,7 +53,7 @@ impl Core {
         })
     }
 
-    /// Calls `work` with a stream while the context of its GPU is current.
+    /// Calls `work` with a stream while the context of the stream's GPU is current, and returns the result of `work`.
     pub fn with_stream<T>(
         &self,
         stream: StreamHandle,
@@ -62,18 +62,19 @@ impl Core {
         self.streams.with(&self.gpus, stream, work)
     }
 
-    /// Returns a number that identifies the stream. For captured and default streams this is the stream's handle, which several streams may
-    /// share.
+    /// Returns a number that identifies a stream. For streams that are being captured and for default streams, this is the stream's handle.
+    /// Several default streams may have the same handle.
     pub fn number_of(&self, stream: StreamHandle) -> u64 {
         self.with_stream(stream, |_, raw| Ok(self.gpus.driver.number_of(raw))).unwrap_or(stream.0 as u64)
     }
 
-    /// Returns the waits in a stream that precede its future work and may have failed.
+    /// Returns the waits for signals that precede all future work of a stream and may have failed.
     pub fn behind(&self, stream: StreamHandle, found: &Found) -> Behind {
         self.sharing.failed_waits.behind(|| found.number.unwrap_or_else(|| self.number_of(stream)))
     }
 
-    /// Records that a stream is about to wait for these counters. For a captured wait, the launch and its stream are unknown.
+    /// Records that a stream is about to wait for these counters. If the wait is captured, it is not known in which stream the graph will
+    /// be launched.
     pub fn note_waits(&self, stream: StreamHandle, counters: impl Iterator<Item = u64>) -> Result<(), BackendError> {
         let found = self.streams.find(&self.gpus, stream)?;
         let lines = counters.filter_map(|counter| self.sharing.line_of(counter));
@@ -100,11 +101,12 @@ impl Owner for Core {
 impl Drop for Core {
     fn drop(&mut self) {
         let gpus = &self.gpus;
-        // This backend has retained no context, and none is created for the release: a process may open all GPUs only to inspect them.
+        // This backend has retained no context, so there is nothing to release. A process may open all GPUs only to inspect them, and
+        // should not get contexts by this.
         if gpus.used.load(Ordering::Acquire) == 0 {
             return;
         }
-        // Errors were reported to callers that waited for the work.
+        // Errors were already reported to the callers that waited for the work.
         let _ = gpus.drain();
         free_spare_blocks(gpus);
         self.workers.release(gpus);
@@ -116,7 +118,7 @@ impl Drop for Core {
             self.memory.forget(base);
         }
         self.memory.release(gpus);
-        // Streams are destroyed with their contexts.
+        // Streams are destroyed together with their contexts.
     }
 }
 

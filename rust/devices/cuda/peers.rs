@@ -1,12 +1,12 @@
 //! Tests whether copies between GPUs deliver their data.
 //!
 //! GPUs behind an IOMMU, or behind PCIe switches that redirect peer requests (ACS), may report peer access and successful copies although
-//! no data arrives. The first plan that relies on a pair of GPUs therefore tests the pair: a pattern is copied in each direction by the
-//! copy engine of either GPU, and copied back for comparison. A good result is valid for the rest of the process, and a bad one for the
-//! lifetime of the backend.
+//! the data does not arrive. The first plan that relies on a pair of GPUs therefore tests the pair. A pattern is copied in each direction
+//! by the copy engines of both GPUs, and is then copied back for comparison. A good result is valid for the rest of the process, and a bad
+//! result for the lifetime of the backend.
 //!
-//! The test waits for its own copies in streams of its own, for at most [`PATIENCE`]. It runs when plans are created and never when work is
-//! enqueued. Its memory stays allocated until the backend is dropped, because freeing memory waits for all work of a GPU.
+//! The test waits for its own copies in its own streams, for at most [`PATIENCE`]. Tests run only when plans are created, never when work
+//! is enqueued. The memory of the tests stays allocated until the backend is dropped, because freeing memory waits for all work of a GPU.
 
 use super::device::Primary;
 use super::driver::{CUdeviceptr, OutsideCapture, call, code, handle, lock};
@@ -27,22 +27,23 @@ use std::time::{Duration, Instant};
 /// Size in bytes of a test pattern.
 const BYTES: u64 = 64 << 10;
 const MOVERS: [Mover; 3] = [Mover::Push, Mover::Pull, Mover::Kernel];
-/// Number of areas for test patterns in each GPU's memory: the source, and one destination for each [`Mover`].
+/// Number of areas for test patterns in each GPU's memory: one for the source, and one destination for each kind of [`Mover`].
 const PLACES: u64 = 1 + MOVERS.len() as u64;
-/// Time limit for all copies of one pair, which take less than a millisecond on an idle machine.
+/// Time limit for all test copies of one pair of GPUs. On an idle machine they take less than a millisecond.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Pairs of GPUs that passed the test. The element of the lower GPU number contains one bit for each higher GPU number.
+/// Pairs of GPUs that have passed the test. The index is the lower GPU number of a pair. Each element is a bit mask of the higher GPU
+/// numbers.
 static INTACT: [AtomicU64; MOST_DEVICES] = [const { AtomicU64::new(0) }; MOST_DEVICES];
 
-/// Engine that makes a test copy.
+/// Engine that makes a test copy between two GPUs.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Mover {
     /// Copy engine of the source GPU.
     Push,
     /// Copy engine of the destination GPU.
     Pull,
-    /// Kernel on the source GPU.
+    /// Kernel that runs on the source GPU.
     Kernel,
 }
 
@@ -56,7 +57,7 @@ impl fmt::Display for Mover {
     }
 }
 
-/// Test copy whose data did not arrive completely.
+/// Test copy whose data did not arrive, or did not arrive completely.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
     /// GPU from which the pattern was copied.
@@ -65,7 +66,7 @@ pub struct Loss {
     pub to: usize,
     /// Engine that made the copy.
     pub mover: Mover,
-    /// Number of bytes that differ from the pattern.
+    /// Number of bytes at the destination that differ from the pattern.
     pub wrong: u64,
     /// Total number of bytes that were copied.
     pub of: u64,
@@ -81,32 +82,33 @@ impl fmt::Display for Loss {
 /// Result of testing the copies between two GPUs.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Tried {
-    /// The driver reports no peer access and stages copies itself.
+    /// The driver reports no peer access. It copies between the two GPUs through host memory.
     NoAccess,
-    /// The data of all test copies arrived.
+    /// The data of all test copies arrived completely.
     Intact,
     /// The data of at least one test copy did not arrive completely. Contains the first such copy.
     Lost(Loss),
 }
 
-/// Test results of a backend for copies between pairs of GPUs.
+/// Results of the test copies between pairs of GPUs, as far as a backend has made any.
 #[derive(Debug, Default)]
 pub(super) struct Checks(Mutex<CheckState>);
 
 #[derive(Debug, Default)]
 struct CheckState {
-    /// Results by pair of GPU numbers, the lower number first. True if copies of the pair lose data, false also if the pair could not be
-    /// tested.
+    /// Test results by pair of GPU numbers, the lower number first. A result is true if copies of the pair lose data. It is false if they
+    /// do not, or if the pair could not be tested.
     loses: HashMap<(usize, usize), bool>,
     /// Address of each GPU's memory for [`PLACES`] test patterns, by GPU number.
     device: HashMap<usize, u64>,
-    /// Address of pinned host memory for the patterns of both GPUs. `None` before the first test.
+    /// Address of pinned host memory for the patterns of both GPUs of a pair. `None` before the first test.
     host: Option<u64>,
-    /// True after test copies did not finish in time. Such copies may still run, so no further test is made.
+    /// True after test copies have exceeded the time limit. These copies may still be running and using the memory of the tests, so no
+    /// further test is made.
     given_up: bool,
 }
 
-/// GPU of a tested pair, with the memory and stream that the test uses on it.
+/// One GPU of a pair that is tested, with the memory and the stream that the test uses on this GPU.
 struct CheckEnd<'a> {
     gpu: usize,
     primary: &'a Primary,
@@ -127,7 +129,7 @@ impl Drop for CheckEnd<'_> {
 }
 
 impl Checks {
-    /// Returns the pairs of GPUs in `pairs` whose copies lose data.
+    /// Returns the pairs in `pairs` whose copies lose data. Tests each pair that has not been tested yet.
     pub fn losing_pairs(&self, gpus: &Gpus, pairs: &[(DeviceId, DeviceId)]) -> Vec<(DeviceId, DeviceId)> {
         let gpu = |device: DeviceId| usize::try_from(device.0).ok().filter(|gpu| *gpu < gpus.devices.len());
         let loses = |a: DeviceId, b: DeviceId| match (gpu(a), gpu(b)) {
@@ -138,7 +140,7 @@ impl Checks {
     }
 
     fn loses(&self, gpus: &Gpus, a: usize, b: usize) -> bool {
-        // Each test has a node of its own, so results of other tests do not count.
+        // In unit tests, each test has its own simulated node. Results of other tests therefore do not apply.
         if !cfg!(test) && INTACT[a].load(Ordering::Relaxed) >> b & 1 != 0 {
             return false;
         }
@@ -171,16 +173,16 @@ impl Checks {
         loses
     }
 
-    /// Tests the copies of one pair of GPUs, including copies by kernels, even if the result of an earlier test exists.
+    /// Tests the copies between two GPUs, including copies by kernels. The result of an earlier test is ignored.
     pub fn try_peers(&self, gpus: &Gpus, a: usize, b: usize) -> Result<Tried, BackendError> {
         lock(&self.0).try_pair(gpus, a, b, true)
     }
 
-    /// Frees the memory of the tests. All work on it must have finished.
+    /// Frees the memory of the tests. All work that uses it must have finished.
     pub fn release(&self, gpus: &Gpus) {
         let checks = std::mem::take(&mut *lock(&self.0));
-        // Memory of a GPU that was reset no longer exists. Other memory is freed even if no context can be made current, because no other
-        // code would free it.
+        // The memory of a GPU that was reset no longer exists. Other memory is freed even if no context can be made current, because no
+        // other code would free it.
         for (gpu, base) in checks.device {
             if let Some(primary) = gpus.devices[gpu].used().filter(|primary| !primary.is_lost()) {
                 let _current = primary.enter();
@@ -204,7 +206,7 @@ impl CheckState {
             return Err(BackendError::NotSupported("earlier copies of this kind did not finish".into()));
         }
         let _outside = OutsideCapture::enter(gpus.driver);
-        // Access is enabled only between GPUs in use, so the primary contexts of both GPUs are retained first.
+        // Access is enabled only between GPUs in use. The primary contexts of both GPUs are therefore retained first.
         gpus.primary(a)?;
         gpus.primary(b)?;
         if !gpus.has_access(a, b)? && !gpus.has_access(b, a)? {
@@ -216,7 +218,7 @@ impl CheckState {
         let other = end(gpus, b, memory[1])?;
         let until = Instant::now() + PATIENCE;
         let found = try_ends(gpus, [&one, &other], host, by_kernels, until);
-        // The next pair uses the same memory.
+        // The test of the next pair uses the same memory, so these copies must have finished before.
         let is_idle = found.is_ok() || [&one, &other].into_iter().all(|end| wait_for(gpus, end, until).is_ok());
         self.given_up = !is_idle || Instant::now() >= until;
         found.map(|loss| loss.map_or(Tried::Intact, Tried::Lost))
@@ -247,8 +249,9 @@ impl CheckState {
     }
 }
 
-/// Copies the pattern in both directions and returns the first copy that lost data. Copies of both GPUs are enqueued before the function
-/// waits for any of them, because each wait on a GPU that is busy with copies of the program takes as long as one of those copies.
+/// Copies the pattern in both directions and returns the first copy that lost data, or `None` if all data arrived. The copies of both GPUs
+/// are enqueued before the function waits for any of them. On a GPU that is busy with copies of the program, each wait takes as long as one
+/// of these copies, so there should be few waits.
 fn try_ends(gpus: &Gpus, ends: [&CheckEnd<'_>; 2], host: u64, by_kernels: bool, until: Instant) -> Result<Option<Loss>, BackendError> {
     let image = |end: usize, place: u64| host + (end as u64 * PLACES + place) * BYTES;
     // The two GPUs send different parts of the pattern.
@@ -291,14 +294,15 @@ fn try_ends(gpus: &Gpus, ends: [&CheckEnd<'_>; 2], host: u64, by_kernels: bool, 
     Ok(None)
 }
 
-/// Enqueues a copy in the stream of `end`.
+/// Enqueues a copy of one test pattern in the test stream of `end`.
 fn enqueue(gpus: &Gpus, end: &CheckEnd<'_>, dst: u64, src: u64) -> Result<(), BackendError> {
     let _current = end.primary.enter()?;
     // SAFETY: `checks` keeps both buffers allocated, and the stream belongs to the current context.
     unsafe { call!(gpus.driver, cuMemcpyAsync(dst, src, BYTES as usize, handle(end.stream))) }
 }
 
-/// Polls until the stream is idle. A blocking wait would not return if the stream is behind work that waits for this thread.
+/// Polls until the stream of `end` is idle, or until the time `until`. A blocking wait might never return if work in front of the copies
+/// waits for this thread.
 fn wait_for(gpus: &Gpus, end: &CheckEnd<'_>, until: Instant) -> Result<(), BackendError> {
     loop {
         // SAFETY: The stream belongs to this backend, which keeps it valid.

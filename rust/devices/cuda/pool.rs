@@ -1,22 +1,24 @@
-//! Runs ready steps of the executions of many streams on a pool of threads.
+//! Runs ready copies of the executions of many streams on a pool of threads.
 //!
-//! The copies that threads make in one execution are a job. A job consists of lanes, and each lane is a list of steps that run in order. A
-//! step is ready once the stream has reached the job, the previous step of its lane is done, and all other steps that it waits for are
-//! done. A thread takes any ready step and never waits for a step that it has taken. Streams may therefore wait for each other in any way,
-//! however few threads there are. Among ready steps, one of the oldest job is taken first, so every job finishes eventually.
-//! Jobs of one stream are added in the order in which the stream reaches them, so only the first job of each stream is examined.
+//! The copies that threads make in one execution are a *job*. A job consists of lanes, and each lane is a list of steps (copies) that run
+//! in order. A step is ready when three conditions are met: the stream has reached the job's execution, the previous step of the lane is
+//! done, and all other steps that it waits for are done. A thread takes any ready step and never waits for a step after that. Streams may
+//! therefore wait for each other in any way, however few threads there are. Among the ready steps, threads prefer those of the oldest job,
+//! so every job finishes eventually. The jobs of one stream are added in the order in which the stream reaches them, so only the first job
+//! of each stream is examined.
 //!
 //! Executions may share byte ranges of the staging rings through which threads and streams pass data. One execution at a time may use a
-//! shared range, from the moment when its stream reaches it until the stream has passed it. This permission is called the grant. While an
-//! execution has it, the execution waits only for its own steps, so other executions eventually get the range. A stream that would write to
-//! a ring before any thread does waits for its execution's grant. To avoid this wait when there is no competition, the pool gives the grant
-//! when the job is added, and revokes it if another job needs the range before the stream arrives. Revoking and arriving are ordered as in
-//! Dekker's algorithm: the stream publishes its arrival and then reads the grant; the pool revokes the grant and then checks for an
-//! arrival.
-//! A stream wakes no thread when it sets a word. While steps are left and none is ready, one thread polls and the others sleep. The polling
-//! thread pauses between two polls for a sixteenth of the time for which no step has been ready, but for at least 15 us and at most 1 ms. A
-//! step therefore starts at most 6 % late, and behind a stream that is busy for seconds, polling takes less than 1 % of one CPU, whatever
-//! the number of threads.
+//! shared range, from the time when its stream reaches the execution until the stream has passed it. This exclusive permission is called
+//! the *grant*. While an execution has the grant, it waits only for its own steps, so other executions eventually get the range. If a
+//! stream writes to a ring before any thread does, it waits for the grant of its execution. To avoid this wait when no other execution
+//! needs the range, the pool gives the grant when the job is added. The pool revokes the grant if another job needs the range before the
+//! stream reaches the execution. Revoking and arriving are ordered as in Dekker's algorithm: the stream publishes its arrival and then
+//! reads the grant, and the pool revokes the grant and then checks for an arrival.
+//!
+//! A stream that sets a word in memory wakes no thread. While there are steps but none is ready, one thread therefore polls and the other
+//! threads sleep. Between two polls, the polling thread pauses for a sixteenth of the time for which no step has been ready, but for at
+//! least 15 us and at most 1 ms. A step therefore starts at most 6 % late. If a stream is busy for seconds, polling takes less than 1 % of
+//! one CPU, whatever the number of threads.
 
 use crate::backend::BackendError;
 use crate::sync::{Condvar, Mutex, MutexGuard, held, lock, thread};
@@ -30,41 +32,41 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
-/// Job of the copy threads: the part of one execution that they run.
+/// Job of the copy threads: the copies that they make for one execution.
 pub(super) trait PoolJob: Debug + Send + Sync + 'static {
-    /// State that each thread keeps between steps.
+    /// State that each thread of the pool keeps between two steps.
     type Worker: Default;
-    /// Returns the unique number of the stream in which the job's execution was submitted, or `None` if the stream has no number.
+    /// Returns the unique number of the stream in which the job's execution was submitted. Returns `None` if the stream has no number.
     fn stream(&self) -> Option<u64>;
-    /// Returns the steps of each lane. A lane is a sequence of steps that run in order.
+    /// Returns the steps (copies) of each lane. A lane is a list of steps that run in order.
     fn lanes(&self) -> &[Vec<u32>];
-    /// Returns the byte ranges of staging rings that only this job may use while it runs.
+    /// Returns the byte ranges of staging rings of which the job has exclusive use while it runs.
     fn bytes(&self) -> &[Range<u64>];
-    /// True if the job's stream waits until it has exclusive use of the job's byte ranges.
+    /// True if the job's stream waits until the job has exclusive use of its byte ranges.
     fn waits_for_grant(&self) -> bool;
     fn grant(&self);
     fn take_grant_back(&self);
-    /// True once the job's stream has reached the job's execution.
+    /// True once the job's stream has reached the execution to which the job belongs.
     fn has_begun(&self) -> bool;
-    /// True once the job's stream has passed the job's execution.
+    /// True once the job's stream has passed the execution to which the job belongs.
     fn is_over(&self) -> bool;
-    /// True once all steps for which this step waits are done, whether streams or threads run them.
+    /// True once all steps for which this step waits are done. Streams or threads may run these steps.
     fn is_ready(&self, step: u32) -> bool;
-    /// Runs a step and notifies streams and threads that wait for it. Called once for each step.
+    /// Runs a step, and notifies the streams and threads that wait for it. Must be called once for each step.
     fn run(&self, step: u32, worker: &mut Self::Worker);
 }
 
-/// Time after the last ready step during which a thread polls without pauses.
+/// Time for which a thread polls without pauses after the last ready step.
 #[cfg(not(shuttle))]
 const SPIN: Duration = Duration::from_micros(10);
 /// Minimum and maximum pause of a polling thread between two polls. For comparison, a copy of the largest chunk takes about 80 us.
 #[cfg(not(shuttle))]
 const PAUSES: [Duration; 2] = [Duration::from_micros(15), Duration::from_millis(1)];
-/// Divisor that gives the length of a polling thread's pause from the time for which no step has been ready.
+/// Ratio of the time for which no step has been ready to the polling thread's pause.
 #[cfg(not(shuttle))]
 const PAUSE_PART: u32 = 16;
 
-/// Pool of copy threads with the unfinished jobs. Threads start as jobs need them.
+/// Pool of copy threads, with the jobs that have not finished. Threads start when a job needs them.
 #[derive(Debug)]
 pub(super) struct CopyPool<J: PoolJob>(Arc<Shared<J>>);
 
@@ -73,9 +75,9 @@ struct Shared<J: PoolJob> {
     state: Mutex<PoolState<J>>,
     /// Condition variable on which idle threads sleep while another thread polls.
     woken: Condvar,
-    /// Condition variable on which the polling thread pauses.
+    /// Condition variable on which the polling thread sleeps during a pause.
     looked: Condvar,
-    /// Condition variable for threads that wait for the end of a job. It is notified after each poll.
+    /// Condition variable on which callers wait for the end of a job. It is notified after each poll.
     gone: Condvar,
 }
 
@@ -84,16 +86,16 @@ struct PoolState<J: PoolJob> {
     /// Unfinished jobs, oldest first.
     entries: VecDeque<JobEntry<J>>,
     threads: Vec<thread::JoinHandle<()>>,
-    /// Number of steps of all jobs that no thread has taken.
+    /// Number of steps of all jobs that no thread has started.
     untaken: usize,
     asleep: usize,
-    /// Number of jobs whose steps are done but whose stream has not passed them.
+    /// Number of jobs whose steps are done but whose streams have not passed the job's execution yet.
     ending: usize,
     /// Number of threads that wait in [`CopyPool::wait`] for the end of a job.
     waiting: usize,
     /// True while one of the threads polls for ready steps.
     is_watched: bool,
-    /// Time when a step was last ready or a job was added.
+    /// Time at which a step was last ready or a job was last added.
     since: Instant,
     is_closed: bool,
 }
@@ -102,16 +104,16 @@ struct PoolState<J: PoolJob> {
 struct JobEntry<J: PoolJob> {
     job: Arc<J>,
     lanes: Box<[LaneState]>,
-    /// Index of the lane (sequence of steps) that is examined first when the next step is chosen.
+    /// Index of the lane (list of steps) that is examined first when the next step is chosen.
     cursor: usize,
-    /// Number of steps of this job that no thread has taken.
+    /// Number of steps of this job that no thread has started.
     untaken: usize,
     /// Number of steps of this job that are not done.
     left: usize,
     has_begun: bool,
-    /// True if this job has exclusive use of its byte ranges, because it has begun or got them in advance.
+    /// True if this job has exclusive use of its byte ranges, because it has begun or because the pool gave it the grant in advance.
     holds: bool,
-    /// True if no older job of its stream is left.
+    /// True if the pool contains no older job of the same stream.
     is_first: bool,
 }
 
@@ -121,12 +123,12 @@ struct LaneState {
     is_busy: bool,
 }
 
-/// Step that a thread has taken in order to run it.
+/// Step that a thread has removed from its job in order to run it.
 struct Taken<J: PoolJob> {
     job: Arc<J>,
     lane: usize,
     step: u32,
-    /// True if this is the first step that is taken of its job. Other steps may have become ready together with it.
+    /// True if this is the job's first step that a thread runs. Other steps may have become ready together with it.
     is_first: bool,
 }
 
@@ -148,9 +150,8 @@ impl<J: PoolJob> Default for CopyPool<J> {
 }
 
 impl<J: PoolJob> CopyPool<J> {
-    /// Adds a job, and starts threads until there are as many as the job has lanes (sequences of steps). Jobs of one stream must be added
-    /// in the stream's order.
-    /// Returns an error if no thread runs.
+    /// Adds a job. Starts threads until there are at least as many as the job has lanes (lists of steps). The jobs of one stream must be
+    /// added in the stream's order. Returns an error if no thread could be started.
     pub fn give(&self, job: &Arc<J>) -> Result<(), BackendError> {
         let mut state = lock(&self.0.state);
         while state.threads.len() < job.lanes().len() {
@@ -158,7 +159,7 @@ impl<J: PoolJob> CopyPool<J> {
             let named = thread::Builder::new().name(format!("mpgpu-copy-{}", state.threads.len()));
             match without_signals(|| named.spawn(move || shared.work())) {
                 Ok(thread) => state.threads.push(thread),
-                // With fewer threads the pool works, but more slowly.
+                // With fewer threads, the pool works more slowly.
                 Err(error) if !state.threads.is_empty() => {
                     log::warn!(
                         "{} threads copy pageable memory, because the system provides no more threads: {error}",
@@ -178,7 +179,7 @@ impl<J: PoolJob> CopyPool<J> {
         Ok(())
     }
 
-    /// Waits until a job is finished. The job's stream must have passed it.
+    /// Waits until a job has finished. The job's stream must have passed the job's execution.
     pub fn wait(&self, job: &Arc<J>) {
         let mut state = lock(&self.0.state);
         state.waiting += 1;
@@ -190,7 +191,7 @@ impl<J: PoolJob> CopyPool<J> {
         state.waiting -= 1;
     }
 
-    /// Ends the threads. Steps that no thread has taken yet are not executed.
+    /// Ends the threads. Steps that no thread has started are not executed.
     pub fn close(&self) {
         let threads = {
             let mut state = lock(&self.0.state);
@@ -213,8 +214,8 @@ impl<J: PoolJob> PoolState<J> {
         let untaken = job.lanes().iter().map(Vec::len).sum();
         let is_same = |entry: &JobEntry<J>| job.stream().is_some() && entry.job.stream() == job.stream();
         let is_first = !self.entries.iter().any(is_same);
-        // Earlier jobs of the same stream have released the bytes when the stream arrives. Jobs of other streams may need the bytes before
-        // that.
+        // Earlier jobs of the same stream have released the ranges when the stream reaches this job. Jobs of other streams may need the
+        // ranges before that.
         let holds = job.waits_for_grant() && !self.entries.iter().any(|entry| !is_same(entry) && overlap(entry.job.bytes(), job.bytes()));
         if holds {
             job.grant();
@@ -230,10 +231,11 @@ impl<J: PoolJob> PoolState<J> {
         self.entries.iter().position(|entry| Arc::ptr_eq(&entry.job, job))
     }
 
-    /// Removes and returns a ready step, one of the oldest job if several jobs have one. `None` if no step is ready.
+    /// Removes and returns a ready step. If several jobs have ready steps, the step belongs to the oldest of these jobs. Returns `None` if
+    /// no step is ready.
     fn take(&mut self) -> Option<Taken<J>> {
         self.remove_ended();
-        // Byte ranges that older jobs wait for.
+        // Byte ranges for which older jobs wait.
         let mut wanted: SmallVec<[Range<u64>; 4]> = SmallVec::new();
         for at in 0..self.entries.len() {
             let entry = &self.entries[at];
@@ -260,8 +262,8 @@ impl<J: PoolJob> PoolState<J> {
         None
     }
 
-    /// Gives a job that its stream has reached exclusive use of its byte ranges, and returns true. Returns false if a job that has begun
-    /// uses one of these ranges or an older job needs one.
+    /// Tries to give exclusive use of its byte ranges to the job with the index `at`, whose stream has reached it. Returns true if the job
+    /// has the ranges. Returns false if another job that has begun uses one of them, or if an older job waits for one (`wanted`).
     fn hold(&mut self, at: usize, wanted: &[Range<u64>]) -> bool {
         if self.entries[at].holds {
             return true;
@@ -276,7 +278,7 @@ impl<J: PoolJob> PoolState<J> {
             }
             other.job.take_grant_back();
             if other.job.has_begun() {
-                // The other stream may be waiting for the grant, or have passed that wait.
+                // The other stream may already be waiting for the grant, or may have seen it.
                 other.job.grant();
                 return false;
             }
@@ -289,7 +291,7 @@ impl<J: PoolJob> PoolState<J> {
         true
     }
 
-    /// Records that a step is done. The next step of its lane (sequence of steps) may then become ready.
+    /// Records that a step is done. The next step of its lane (list of steps) may then become ready.
     fn finish(&mut self, taken: &Taken<J>) {
         let Some(at) = self.find(&taken.job) else { return };
         let entry = &mut self.entries[at];
@@ -298,7 +300,7 @@ impl<J: PoolJob> PoolState<J> {
         self.ending += usize::from(entry.left == 0);
     }
 
-    /// Removes jobs whose steps are done and whose streams have passed them.
+    /// Removes the jobs whose steps are done and whose streams have passed the job's execution.
     fn remove_ended(&mut self) {
         let mut at = 0;
         while self.ending > 0 && at < self.entries.len() {
@@ -312,7 +314,7 @@ impl<J: PoolJob> PoolState<J> {
         }
     }
 
-    /// Removes a job. The next job of the same stream becomes that stream's first.
+    /// Removes a job. If its stream has another job, that job becomes the stream's first.
     fn remove(&mut self, at: usize) {
         let Some(JobEntry { job, .. }) = self.entries.remove(at) else { return };
         if job.stream().is_some()
@@ -340,9 +342,9 @@ impl<J: PoolJob> JobEntry<J> {
 }
 
 impl<J: PoolJob> Shared<J> {
-    /// Runs steps until the pool is closed.
+    /// Runs steps on the calling thread until the pool is closed.
     fn work(&self) {
-        // With the default timer slack of a thread, pauses would be 50 us too long.
+        // The default timer slack of a thread would make pauses 50 us longer.
         // SAFETY: The call sets an option of this thread, and its argument is a number of nanoseconds.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64) };
         let mut worker = J::Worker::default();
@@ -352,7 +354,7 @@ impl<J: PoolJob> Shared<J> {
         }
     }
 
-    /// Waits for a ready step and returns it. Returns `None` once the pool is closed.
+    /// Waits until a step is ready and returns the step. Returns `None` once the pool is closed.
     fn next(&self) -> Option<Taken<J>> {
         let mut state = lock(&self.state);
         loop {
@@ -364,7 +366,7 @@ impl<J: PoolJob> Shared<J> {
                 self.gone.notify_all();
             }
             if let Some(taken) = taken {
-                // Another thread must look for the remaining steps, so each thread that finds a step wakes the next.
+                // Another thread must look for the other steps. Each thread that finds a step therefore wakes the next thread.
                 if state.asleep > 0 && state.untaken > 0 {
                     if taken.is_first {
                         self.woken.notify_all();
@@ -386,7 +388,7 @@ impl<J: PoolJob> Shared<J> {
         }
     }
 
-    /// Releases the lock and pauses, at most until a job is added. Returns the lock.
+    /// Releases the lock and pauses. Adding a job ends the pause. Returns with the lock acquired again.
     #[cfg(not(shuttle))]
     fn pause<'a>(&'a self, state: MutexGuard<'a, PoolState<J>>) -> MutexGuard<'a, PoolState<J>> {
         let idle = state.since.elapsed();
@@ -399,7 +401,8 @@ impl<J: PoolJob> Shared<J> {
         held(self.looked.wait_timeout(state, pause)).0
     }
 
-    /// Yields to other threads, because time does not pass under the model checker. Returns the lock.
+    /// Yields to other threads instead of pausing, because time does not pass under the model checker. Returns with the lock acquired
+    /// again.
     #[cfg(shuttle)]
     fn pause<'a>(&'a self, state: MutexGuard<'a, PoolState<J>>) -> MutexGuard<'a, PoolState<J>> {
         drop(state);

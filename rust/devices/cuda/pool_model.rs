@@ -1,5 +1,5 @@
-//! Tests the pool of copy threads under the model checker. For every schedule, streams that wait for each other's copies continue, every step runs
-//! once and in order, a slot belongs to one job at a time, and no wake-up is lost.
+//! Tests the pool of copy threads under the model checker `shuttle`. For every schedule, four properties are checked: streams that wait for
+//! each other's copies continue, every step runs once and in order, a slot belongs to one job at a time, and no wake-up is lost.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg shuttle" cargo test --lib --target-dir target/shuttle shuttle_
@@ -15,7 +15,7 @@ const SCHEDULES: usize = 1500;
 const SLOTS: u32 = 2;
 const COPIES: u32 = 4;
 
-/// Runs a model under random schedules only, because those of the PCT algorithm let a polling thread starve the others.
+/// Runs a test under random schedules only, because schedules of the PCT algorithm let a polling thread starve the others.
 fn check(test: fn()) {
     shuttle::check_random(test, SCHEDULES);
 }
@@ -26,7 +26,7 @@ fn until(is_set: impl Fn() -> bool) {
     }
 }
 
-/// Job of a model: copies through two slots. Either threads copy into the slots and a stream copies out of them, or the reverse.
+/// Job of a test, which copies data through two slots. Either threads copy into the slots and a stream copies out of them, or the reverse.
 #[derive(Debug)]
 struct Copies {
     stream: u64,
@@ -39,13 +39,13 @@ struct Copies {
     by_threads: Vec<AtomicBool>,
     by_stream: Vec<AtomicBool>,
     runs: AtomicU32,
-    /// Number of the job that uses the slots at present. All jobs of a model share the slots.
+    /// Number of the job that currently uses the slots. All jobs of a test share the slots.
     owner: Arc<AtomicU32>,
     number: u32,
 }
 
 impl Copies {
-    /// Creates the job of a stream, whose copies are distributed among `lanes` sequences.
+    /// Creates a job with the number `number` in the stream `stream`. The job's copies are distributed among `lanes` lists.
     fn new(number: u32, stream: u64, lanes: u32, is_written: bool, owner: &Arc<AtomicU32>) -> Arc<Copies> {
         let flags = || (0..COPIES).map(|_| AtomicBool::new(false)).collect();
         let flag = || AtomicBool::new(false);
@@ -64,13 +64,13 @@ impl Copies {
         })
     }
 
-    /// Asserts that the slots contain no copies of another job.
+    /// Asserts that no other job uses the slots, and marks them as used by this job.
     fn touch(&self) {
         let before = self.owner.swap(self.number, Ordering::SeqCst);
         assert!(before == 0 || before == self.number, "{} while the slots are used by {before}", self.number);
     }
 
-    /// Executes the stream's operations of the job.
+    /// Executes the operations of this job that its stream makes.
     fn pass(&self) {
         self.has_begun.store(true, Ordering::SeqCst);
         if self.is_written {
@@ -126,7 +126,7 @@ impl PoolJob for Copies {
         assert!(self.has_begun() && self.is_ready(step));
         self.touch();
         thread::yield_now();
-        // The count is incremented before the stream can have passed the copies.
+        // The count is incremented before the stream can see that the copy is done.
         self.runs.fetch_add(1, Ordering::SeqCst);
         assert!(!self.by_threads[step as usize].swap(true, Ordering::SeqCst), "a step ran twice");
     }
@@ -136,7 +136,8 @@ fn below(n: u32) -> u32 {
     shuttle::rand::Rng::gen_range(&mut shuttle::rand::thread_rng(), 0..n)
 }
 
-/// The first stream waits for work behind the copies of the second stream, although its own copies were submitted first. All share their slots.
+/// Tests streams that wait for each other. The first stream waits for work behind the copies of the second stream, although its own copies
+/// were submitted first. All jobs share their slots.
 fn streams_that_wait_for_each_other() {
     let (pool, owner) = (Arc::new(CopyPool::default()), Arc::default());
     let lanes = 1 + below(2);

@@ -1,9 +1,9 @@
-//! Shares memory of pools (`cuMemAllocFromPoolAsync`, `cudaMallocFromPoolAsync`) between processes.
+//! Shares memory of CUDA memory pools (`cuMemAllocFromPoolAsync`, `cudaMallocFromPoolAsync`) with other processes.
 //!
-//! A pool is shared as a descriptor, and each allocation as 64 bytes that are meaningful only in the imported pool. A backend imports a
-//! pool with its first allocation and destroys the imported pool with the last. The driver requires that the pool was created with
-//! `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, and that importers free memory before the exporter does. At first only the GPU that owns the
-//! memory can access an imported pool.
+//! A pool is shared as a file descriptor. Each allocation is shared as 64 bytes that have a meaning only for the imported pool. A backend
+//! imports a pool when it opens the first allocation of the pool, and destroys the imported pool when it closes the last one. The driver
+//! requires that the pool was created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, and that importers free an allocation before the
+//! exporter does. After the import, at first only the GPU that owns the memory can access it.
 
 use super::driver::{CUdeviceptr, OutsideCapture, call, call_optional, code, handle, lock};
 use super::gpus::Gpus;
@@ -15,22 +15,22 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_uint};
 use std::sync::Mutex;
 
-/// Memory pools that this process has exported to others or imported from others.
+/// Memory pools that this process has exported to or imported from other processes.
 #[derive(Debug, Default)]
 pub(super) struct Pools {
     /// Pools that this process has exported, by the driver's pool handle.
     exported: Mutex<HashMap<usize, Exported>>,
-    /// Pools of other processes that this process has imported, by the exporter's number.
+    /// Pools of other processes that this process has imported, by the number that the exporter has chosen.
     imported: Mutex<HashMap<u64, Imported>>,
 }
 
-/// Memory pool of this process that was exported to others.
+/// Memory pool of this process that was exported to other processes.
 #[derive(Debug)]
 struct Exported {
     number: u64,
-    /// First addresses of the allocations that were shared, by allocation id.
+    /// First address of each shared allocation of the pool, by allocation identifier.
     shared: BTreeMap<u64, u64>,
-    /// Number of shared allocations at which freed allocations are removed from the table.
+    /// Number of shared allocations from which on entries of freed allocations are removed from the table.
     sweep_at: usize,
 }
 
@@ -38,21 +38,22 @@ struct Exported {
 #[derive(Debug)]
 struct Imported {
     pool: usize,
-    /// Number of open allocations of the imported pool.
+    /// Number of allocations of the imported pool that are open in this process.
     open: usize,
 }
 
-/// Handle type by which the driver shares a pool as a file descriptor.
+/// Handle type with which the driver shares a pool or memory as a file descriptor (`CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`).
 pub(super) const POSIX_FILE_DESCRIPTOR: c_uint = 1;
 
 const SWEEP_FROM: usize = 64;
 
-/// Information for an importer: the pool, its number, and the allocation in it.
+/// Data that another process needs to open an allocation: the pool's file descriptor, the pool's number, and the driver's description of
+/// the allocation.
 pub(super) type PoolShare = (OwnedFd, u64, [u8; PAYLOAD_BYTES]);
 
 impl Pools {
-    /// Exports an allocation of `pool`. `lives(id, address)` returns true if the allocation `id` still exists at this address. Requires a
-    /// current context.
+    /// Exports the allocation `allocation` of `pool`. The function `lives(id, address)` must return true if the allocation `id` still
+    /// exists at this address. Requires a current context.
     pub fn export(
         &self,
         gpus: &Gpus,
@@ -86,8 +87,8 @@ impl Pools {
         Ok((descriptor, self.number_of(pool as usize, allocation, lives)?, pointer.reserved))
     }
 
-    /// Returns the number by which importers identify a pool. The driver may reuse the handle of a destroyed pool, but a pool exists as
-    /// long as memory of it does. The number is therefore kept exactly as long as an allocation exists that was shared under it.
+    /// Returns the number by which importers identify a pool. The driver may reuse the handle of a destroyed pool. However, a pool exists
+    /// as long as memory in it exists, so the number is kept until the last allocation that was shared with this number has been freed.
     fn number_of(&self, pool: usize, allocation: &Allocation, lives: impl Fn(u64, u64) -> bool) -> Result<u64, BackendError> {
         let mut all = lock(&self.exported);
         if let Some(known) = all.get_mut(&pool) {
@@ -116,7 +117,7 @@ impl Pools {
         Ok(number)
     }
 
-    /// Opens memory of another process's pool through `gpu` and returns its address.
+    /// Opens memory of another process's pool through `gpu`, and returns its address. `owner` is the GPU that owns the memory.
     pub fn open(&self, gpus: &Gpus, gpu: usize, share: (&OwnedFd, u64, &[u8; PAYLOAD_BYTES]), owner: usize) -> Result<u64, BackendError> {
         let (descriptor, number, payload) = share;
         let _outside = OutsideCapture::enter(gpus.driver);
@@ -137,16 +138,17 @@ impl Pools {
         Ok(base)
     }
 
-    /// Closes memory that [`Pools::open`] returned, and destroys the imported pool when its last allocation is closed.
+    /// Closes memory that [`Pools::open`] has opened. Destroys the imported pool when its last allocation is closed.
     pub fn close(&self, gpus: &Gpus, gpu: usize, number: u64, base: u64) -> Result<(), BackendError> {
         if gpus.is_lost(gpu) {
             return Ok(());
         }
         let _outside = OutsideCapture::enter(gpus.driver);
-        // Closing is tried even if the context cannot be made current, because no other code would close the memory.
+        // The memory is closed even if the context cannot be made current, because no other code would close it.
         let _current = gpus.primary(gpu)?.enter();
-        // The lock is not held, because freeing may wait for work. The pool exists until the count is decremented below.
-        // SAFETY: `open` opened the memory. The caller guarantees that work which uses it has finished.
+        // The lock is not held, because freeing may wait for work. The pool exists until its count of open allocations is decremented
+        // below.
+        // SAFETY: `open` opened the memory. The caller guarantees that all work which uses it has finished.
         let freed = unsafe { call!(gpus.driver, cuMemFree(base)) };
         let last = {
             let mut imported = lock(&self.imported);
@@ -162,7 +164,8 @@ impl Pools {
     }
 }
 
-/// Imports a pool of another process, gives access to every GPU that can reach the pool's memory, and returns the pool's handle.
+/// Imports a pool of another process, gives access to every GPU that can access memory of the GPU `owner`, and returns the driver's handle
+/// of the pool.
 fn import(gpus: &Gpus, descriptor: &OwnedFd, owner: usize) -> Result<usize, BackendError> {
     let driver = gpus.driver;
     let mut pool: CUmemoryPool = std::ptr::null_mut();

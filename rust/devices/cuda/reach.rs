@@ -1,5 +1,5 @@
-//! Determines which GPUs can access all memory of a plan. The result is cached per plan, because querying an address takes the driver about
-//! as long as a launch.
+//! Determines which GPUs can access all memory of a plan. The result is cached for each plan, because the driver takes about as long to
+//! query an address as to launch work.
 
 use super::device::Primary;
 use super::driver::lock;
@@ -24,9 +24,9 @@ impl Core {
     }
 
     /// Returns the GPU that runs a lane (sequence of operations) planned for `gpu`. This is `gpu` itself, unless it cannot access some
-    /// memory of the plan and another GPU that owns memory of the plan can access all of it. Memory of a pool or mapping is such a case:
-    /// until the program grants access to other GPUs, only the owning GPU can access it, and that GPU can usually access the memory of the
-    /// others.
+    /// memory of the plan, and a GPU that owns memory of the plan can access all of it. The result can differ from `gpu` if the plan uses
+    /// memory of a pool or of the virtual memory API. Until the program grants access to other GPUs, only the owner can access such memory.
+    /// The owner can usually access the memory of other GPUs.
     pub fn reaching(&self, execution: &Execution<'_>, gpu: usize, kept: &PlanState) -> Result<usize, BackendError> {
         if self.is_reached(execution, gpu, kept)? {
             return Ok(gpu);
@@ -44,8 +44,8 @@ impl Core {
         Ok(gpu)
     }
 
-    /// True if kernels of `gpu` can access every source and destination of the execution. Cached in the plan's state; see
-    /// [`plan_is_reached`](Core::plan_is_reached).
+    /// True if kernels of `gpu` can access every source and destination of the execution. A positive result is cached in the plan's state.
+    /// See [`plan_is_reached`](Core::plan_is_reached).
     pub fn is_reached(&self, execution: &Execution<'_>, gpu: usize, kept: &PlanState) -> Result<bool, BackendError> {
         if kept.is_reached(gpu) {
             return Ok(true);
@@ -57,20 +57,21 @@ impl Core {
         Ok(is_reached)
     }
 
-    /// True if kernels of `gpu` can access every source and destination of the execution. The result is determined once for each plan.
+    /// True if kernels of `gpu` can access every source and destination of the execution, and the staging rings in GPU memory. The result
+    /// is determined once for each plan and GPU.
     pub fn plan_is_reached(&self, execution: &Execution<'_>, gpu: usize) -> Result<bool, BackendError> {
         if let Some(reach) = lock(&self.reached).of(execution.endpoints).filter(|reach| reach.known >> gpu & 1 != 0) {
             return Ok(reach.all >> gpu & 1 != 0);
         }
-        // All GPUs in use are examined together, because the query of an end takes most of the time. Memory of CUDA IPC is opened only for
-        // the GPUs that work on it, so in this case only `gpu` is examined.
+        // All GPUs in use are examined together, because querying the memory of the sources and destinations takes most of the time. If
+        // memory was opened by CUDA IPC, only `gpu` is examined, because such memory is opened only for GPUs that work on it.
         let used = if self.sharing.has_opened.load(Ordering::Acquire) { 0 } else { self.gpus.used.load(Ordering::Acquire) };
         let mut asked = used | 1 << gpu;
         let (mut all, mut shut_out) = (asked, 0);
         let bits = |mask: u64| (0..self.gpus.devices.len()).filter(move |gpu| mask >> gpu & 1 != 0);
         let mut host = HostEnds::None;
-        // The result for one address is valid for its whole allocation. The last few results are kept, because many small pieces are in few
-        // allocations.
+        // The result for one address is valid for its whole allocation. The most recent results are kept, because a plan may have many
+        // small pieces of memory in few allocations.
         const LATEST: usize = 8;
         let mut found: VecDeque<(Range<u64>, bool)> = VecDeque::with_capacity(LATEST);
         for (ends, &bytes) in execution.endpoints.iter().zip(&execution.program.transfers).filter(|(_, bytes)| **bytes > 0) {
@@ -86,7 +87,7 @@ impl Core {
                 for one in bits(asked & !shut_out) {
                     let reaches = self.kernel_reaches(one, address, bytes, &known);
                     if one != gpu && reaches.is_err() {
-                        // The error is reported when the result for that GPU is requested.
+                        // The error is reported when a caller requests the result for that GPU.
                         asked &= !(1 << one);
                         all &= asked;
                     } else if !reaches? {
@@ -112,13 +113,14 @@ impl Core {
         Ok(reached)
     }
 
-    /// True if the plan has memory that `gpu` may not access even by copies. Must be called after `plan_is_reached`.
+    /// True if `gpu` cannot access some memory of the plan, not even by copies. Must be called after
+    /// [`plan_is_reached`](Core::plan_is_reached) for this GPU.
     pub fn is_shut_out(&self, execution: &Execution<'_>, gpu: usize) -> bool {
         lock(&self.reached).of(execution.endpoints).is_some_and(|reach| reach.shut_out >> gpu & 1 != 0)
     }
 
-    /// Returns the execution's sources and destinations as addresses used by `gpu`, or `None` if these equal the addresses of the
-    /// execution. Must be called after `plan_is_reached`.
+    /// Returns the sources and destinations of the execution's transfers as addresses that `gpu` uses. Returns `None` if these are the
+    /// addresses of the execution. Must be called after [`plan_is_reached`](Core::plan_is_reached) for this GPU.
     pub fn own_ends(&self, execution: &Execution<'_>, gpu: usize) -> Option<Arc<[Endpoints]>> {
         if !self.sharing.has_opened.load(Ordering::Acquire) {
             return None;
@@ -127,8 +129,9 @@ impl Core {
         reached.of(execution.endpoints)?.ends.iter().find(|(of, _)| *of == gpu).map(|(_, ends)| ends.clone())
     }
 
-    /// Returns the GPU that makes a copy of a lane planned for `gpu`. This is `gpu` itself if it may access the source and the destination,
-    /// or else a GPU that owns one of them and may access the other.
+    /// Returns the GPU that makes one copy of a lane (sequence of operations) planned for `gpu`. This is `gpu` itself if it may access both
+    /// the source and the destination. Otherwise, it is the GPU that owns one of them, if it may access the other. Returns an error if
+    /// there is no such GPU.
     pub fn able_to_copy(&self, gpu: usize, Segment { dst, src, bytes }: Segment) -> Result<usize, BackendError> {
         let ends = [(src, self.gpus.attributes(src)?), (dst, self.gpus.attributes(dst)?)];
         let owners = ends.iter().filter_map(|(_, known)| known.gpu()).filter(|owner| *owner < self.gpus.devices.len());

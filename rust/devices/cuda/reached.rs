@@ -1,22 +1,22 @@
-//! Caches which GPUs can access all memory of a plan.
+//! Caches which GPUs can access all memory of each plan.
 
 use super::kernel::HostEnds;
 use crate::backend::Endpoints;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// Cache of the GPUs that can access all memory of each plan.
+/// Cache of the results for many plans: which GPUs can access all memory of the plan.
 #[derive(Debug, Default)]
 pub(super) struct Reached {
-    /// Results for each plan, by the address of the plan's list of endpoints.
+    /// Results for each plan, by the address of the plan's list of sources and destinations.
     plans: HashMap<usize, Reach, ahash::RandomState>,
-    /// Number of results in the cache at which the results of dropped plans are removed.
+    /// Number of cached results from which on the results of dropped plans are removed.
     sweep_at: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Reach {
-    /// Weak reference to the plan's list of endpoints. It prevents the list's address from being reused for another plan.
+    /// Weak reference to the plan's list of sources and destinations. While it exists, no other list can have the same address.
     plan: Weak<[Endpoints]>,
     /// Bit mask of the GPUs for which the results are known.
     pub known: u64,
@@ -24,19 +24,21 @@ pub(super) struct Reach {
     pub all: u64,
     /// Bit mask of the GPUs that may not access some memory of the plan even by copies.
     pub shut_out: u64,
-    /// Position of host memory in the plan: none, only sources, or destinations.
+    /// Position of host memory in the plan: none, only as source, or as destination.
     pub host: HostEnds,
-    /// Sources and destinations of the plan as addresses of a GPU, for each GPU whose addresses differ from the plan's.
+    /// Sources and destinations of the plan as addresses that a GPU uses. There is one entry for each GPU whose addresses differ from the
+    /// plan's.
     pub ends: Vec<(usize, Arc<[Endpoints]>)>,
 }
 
 impl Reached {
-    /// Returns the cached results for the plan with these endpoints, or `None` if there are none.
+    /// Returns the cached results for the plan with this list of sources and destinations. Returns `None` if there are none.
     pub fn of(&self, ends: &Arc<[Endpoints]>) -> Option<&Reach> {
         self.plans.get(&Arc::as_ptr(ends).cast::<u8>().addr())
     }
 
-    /// Stores results for the GPUs in the bit mask `known`, and the endpoints as addresses of one GPU, if these differ.
+    /// Stores results for the GPUs in the bit mask `known`. `own` contains a GPU and the sources and destinations as addresses of this GPU,
+    /// if these differ from the plan's.
     pub fn note(
         &mut self,
         ends: &Arc<[Endpoints]>,
@@ -48,7 +50,7 @@ impl Reached {
         const SWEEP_FROM: usize = 1024;
         if self.plans.len() >= self.sweep_at.max(SWEEP_FROM) {
             self.plans.retain(|_, reach| reach.plan.strong_count() > 0);
-            // The next sweep is at twice the number of live entries, because a sweep visits every entry.
+            // The next removal happens at twice the number of remaining entries, because a removal visits every entry.
             self.sweep_at = 2 * self.plans.len();
         }
         let new = || Reach { plan: Arc::downgrade(ends), known: 0, all: 0, shut_out: 0, host: HostEnds::None, ends: Vec::new() };
@@ -94,7 +96,7 @@ mod tests {
             reached.note(plan, 1, 1, 0, None);
             assert_eq!(reached.plans.len(), count + 1);
         }
-        // Sweeps happened at 1024 and 2048, so the next is not before twice as many.
+        // Entries were removed at 1024 and 2048, and the next removal comes after the number has doubled again.
         assert_eq!(reached.sweep_at, 4096);
         for address in 0..10_000 {
             reached.note(&ends(address), 1, 1, 0, None);

@@ -1,6 +1,6 @@
-//! Allocates memory that other processes map, maps memory of other processes, and keeps a table of both.
+//! Allocates memory that other processes can map, maps memory of other processes, and keeps a table of both.
 //!
-//! No lock is held across a call of the driver, because the service thread needs the table when a process has exited.
+//! No lock is held during a call of the driver, because the service thread needs the table when a process has exited.
 
 use super::chunk::Chunk;
 use super::driver::{Driver, OutsideCapture, call, call_optional, handle, lock};
@@ -31,33 +31,34 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 pub(super) struct Sharing {
     pub pools: Pools,
     held: RwLock<BTreeMap<u64, MappedImport>>,
-    /// True once memory of CUDA IPC was opened. Before that, all GPUs use equal addresses for the sources and destinations of a plan.
+    /// True once memory has been opened by CUDA IPC. Before that, all GPUs use the same addresses for the sources and destinations of a
+    /// plan.
     pub has_opened: AtomicBool,
     pub waits: Mutex<Waits>,
     pub failed_waits: FailedWaits,
 }
 
-/// Allocation in this table, whose pages this backend manages.
+/// Entry of the table: an allocation whose pages this backend manages.
 #[derive(Debug)]
 pub(super) struct MappedImport {
     pub allocation: Allocation,
     pub source: Source,
-    /// Processes or ranks that set counters in this allocation.
+    /// Processes or contexts that set counters in this allocation.
     pub signallers: Signallers,
 }
 
 #[derive(Debug)]
 pub(super) enum Source {
-    /// Pinned host memory of this process.
+    /// Pinned host memory that this process has allocated and that other processes can map.
     Own(SharedRegion),
-    /// Host memory of another process, pinned in this process as well.
+    /// Host memory of another process that this process has mapped and pinned.
     Pinned(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
     Ipc(Opened),
-    /// GPU memory of this process, allocated so that other processes can map it.
+    /// GPU memory that this process has allocated in such a way that other processes can map it.
     OwnOnGpu(Chunk),
     /// GPU memory of another process, mapped by the virtual memory API.
     Mapped(Chunk),
-    /// Memory from a pool of another process: the GPU through which it was opened, and the number of the pool.
+    /// Memory from a pool of another process. The fields are the GPU through which the memory was opened, and the number of the pool.
     OfPool(usize, u64),
 }
 
@@ -70,26 +71,27 @@ impl Sharing {
         self.held.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls `look` with the table's entry that contains an address, and returns the result. The entry cannot be released during the call.
+    /// Calls `look` with the table entry whose memory contains `address`, and returns the result. Returns `None` if there is no such entry.
+    /// The entry cannot be removed during the call.
     pub fn at<T>(&self, address: u64, look: impl FnOnce(&MappedImport) -> T) -> Option<T> {
         let held = self.held();
         let (_, found) = held.range(..=address).next_back()?;
         (address - found.allocation.base < found.allocation.bytes).then(|| look(found))
     }
 
-    /// Returns the allocation that contains an address, or `None` if it is not in this table.
+    /// Returns the allocation that contains `address`, or `None` if the table contains no such memory.
     pub fn locate(&self, address: u64) -> Option<Allocation> {
         self.at(address, |held| held.allocation)
     }
 
-    /// Returns the GPU that owns the memory at an address, if that memory is mapped for every GPU that can reach it, and otherwise `None`.
-    /// A GPU needs no context to access such memory.
+    /// Returns the GPU that owns the memory at `address`, if the virtual memory API has mapped that memory for every GPU that can access
+    /// it. Otherwise returns `None`. GPUs need no enabled peer access for such memory.
     pub fn chunk_at(&self, address: u64) -> Option<usize> {
         let chunk = |held: &MappedImport| matches!(held.source, Source::OwnOnGpu(_) | Source::Mapped(_)).then_some(held.allocation.device);
         self.at(address, chunk).flatten().map(|device| device.0 as usize)
     }
 
-    /// Adds an allocation to the table and returns its new id.
+    /// Adds an allocation to the table, and returns the new identifier of the allocation.
     pub fn insert(&self, allocation: Allocation, source: Source) -> u64 {
         let id = own_id();
         let held = MappedImport { allocation: Allocation { id, ..allocation }, source, signallers: Signallers::default() };
@@ -97,7 +99,7 @@ impl Sharing {
         id
     }
 
-    /// Calls `change` with the table's entry of an allocation, unless the allocation was released.
+    /// Calls `change` with the table entry of an allocation, unless the entry was removed.
     pub fn change(&self, allocation: &Allocation, change: impl FnOnce(&mut MappedImport)) {
         let mut held = self.held_mut();
         if let Some(found) = held.get_mut(&allocation.base).filter(|found| found.allocation.id == allocation.id) {
@@ -105,13 +107,14 @@ impl Sharing {
         }
     }
 
-    /// Returns the allocation that contains a counter, with the party that sets the counter. `None` if the counter is not in this table.
+    /// Returns the group of counters to which a counter belongs: its allocation, and the party (process or context) that sets it. Returns
+    /// `None` if the counter is not in this table.
     pub fn line_of(&self, counter: u64) -> Option<Line> {
         self.at(counter, |held| Line { allocation: held.allocation.id, signaller: held.signallers.of(counter) })
     }
 
-    /// Allocates pinned host memory that other processes can map, and returns its address and id. Memory of at least [`SPREAD_FROM`] bytes
-    /// is distributed over NUMA nodes like other host memory.
+    /// Allocates pinned host memory that other processes can map. Returns its address and identifier. Memory of at least [`SPREAD_FROM`]
+    /// bytes is distributed over the NUMA nodes, like other host memory.
     pub fn allocate(&self, gpus: &Gpus, device: DeviceId, bytes: u64) -> Result<(u64, u64), BackendError> {
         let out_of_memory = || BackendError::OutOfMemory { device: device.0, bytes };
         let region = SharedRegion::new(bytes).map_err(|reason| match reason {
@@ -127,8 +130,8 @@ impl Sharing {
         Ok((allocation.base, self.insert(allocation, Source::Own(region))))
     }
 
-    /// Allocates GPU memory that other processes can map, even if they have opened other memory of this process. Returns its address and
-    /// id, or `None` if the driver does not support it.
+    /// Allocates GPU memory that other processes can map, even if they have already opened other memory of this process. Returns its
+    /// address and identifier, or `None` if the driver does not support such memory.
     pub fn allocate_on(&self, gpus: &Gpus, gpu: usize, bytes: u64) -> Result<Option<(u64, u64)>, BackendError> {
         let Some(chunk) = Chunk::new(gpus, gpu, bytes)? else { return Ok(None) };
         let base = chunk.base;
@@ -136,7 +139,8 @@ impl Sharing {
         Ok(Some((base, self.insert(allocation, Source::OwnOnGpu(chunk)))))
     }
 
-    /// Releases memory that [`Sharing::allocate`], [`Sharing::allocate_on`] or [`Core::map`] returned. Returns false for any other address.
+    /// Releases memory that [`Sharing::allocate`], [`Sharing::allocate_on`] or [`Core::map`] has returned. Returns false for any other
+    /// address.
     pub fn release(&self, gpus: &Gpus, base: u64) -> Result<bool, BackendError> {
         let Some(held) = self.held_mut().remove(&base) else { return Ok(false) };
         lock(&self.waits).forget(&held.allocation);
@@ -145,7 +149,7 @@ impl Sharing {
             Source::Own(_) | Source::Pinned(_) => unpin(gpus, base)?,
             Source::Ipc(opened) => close(gpus, &opened)?,
             Source::OwnOnGpu(chunk) => {
-                // Unmapping must wait for work that uses the memory, as `cuMemFree` does.
+                // All work that uses the memory must finish before it is unmapped, as before `cuMemFree`.
                 let drained = if gpus.has_lost() { Ok(()) } else { gpus.primary(held.allocation.device.0 as usize)?.drain() };
                 chunk.unmap(gpus).and(drained)?;
             }
@@ -155,7 +159,8 @@ impl Sharing {
         Ok(true)
     }
 
-    /// Releases all memory and returns the first address of each allocation. All work has finished.
+    /// Releases all memory of the table, and returns the first address of each allocation. All work that uses the memory must have
+    /// finished.
     pub fn release_all(&self, gpus: &Gpus) -> Vec<u64> {
         let left: Vec<u64> = self.held().keys().copied().collect();
         for base in &left {
@@ -175,7 +180,7 @@ impl Sharing {
         Ok((base, Source::Ipc(Opened { payload: *payload, owner, through: smallvec![(gpu, Some(base))], is_adopted: false })))
     }
 
-    /// Records memory of another process that the program has opened by CUDA IPC, and returns its address.
+    /// Adds memory of another process to the table that the program itself has opened by CUDA IPC. Returns the address of the memory.
     pub fn adopt(&self, gpus: &Gpus, opened: &Shared, allocation: &Allocation) -> Result<(u64, Source), BackendError> {
         let (base, owner) = (opened.offset, allocation.device.0 as usize);
         let known = gpus.attributes(base)?;
@@ -189,8 +194,9 @@ impl Sharing {
         Ok((base, Source::Ipc(Opened { payload: opened.payload, owner, through: smallvec![(gpu, Some(base))], is_adopted: true })))
     }
 
-    /// Returns the address that `gpu` uses for a byte of imported memory, whose address is `address` on the importing GPU. Opens the memory
-    /// through `gpu` if necessary. Returns `None` if it is not memory of CUDA IPC, and `Some(None)` if `gpu` cannot open it.
+    /// Returns the address that `gpu` uses for a byte of memory that was opened by CUDA IPC. `address` is the byte's address that the
+    /// import returned. The function opens the memory through `gpu` if necessary. Returns `Some(None)` if `gpu` cannot open the memory, and
+    /// `None` if the memory was not opened by CUDA IPC.
     pub fn opened_for(&self, gpus: &Gpus, gpu: usize, address: u64) -> Option<Option<u64>> {
         if !self.has_opened.load(Ordering::Acquire) {
             return None;
@@ -221,16 +227,16 @@ impl Sharing {
                 _ => None,
             }
         };
-        // Another thread opened the memory first, or a thread closed it at the same time, which the rules forbid. The driver counts how
-        // often a GPU has opened the same memory, and returns the same address each time.
+        // Another thread has opened the memory in the meantime. (Or a thread has closed it, which callers must not do at this time.) The
+        // driver counts how often a GPU has opened the same memory, and returns the same address each time.
         if let Some(Err(error)) = base.map(|base| close_through(gpus, gpu, base)) {
             log::warn!("{error}");
         }
         Some(kept.map(|base| base + offset))
     }
 
-    /// Returns the sources and destinations of a plan as addresses used by `gpu`, or `None` if these are the addresses for which the plan
-    /// was created.
+    /// Returns the sources and destinations of a plan as addresses that `gpu` uses. Returns `None` if these are the addresses with which
+    /// the plan was created.
     pub fn ends_for(&self, gpus: &Gpus, gpu: usize, ends: &[Endpoints]) -> Option<Arc<[Endpoints]>> {
         if !self.has_opened.load(Ordering::Acquire) {
             return None;
@@ -242,20 +248,20 @@ impl Sharing {
 }
 
 impl Sharing {
-    /// Returns the value of the counter at an address.
+    /// Returns the value of the counter at the address `counter`.
     pub fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
         // SAFETY: The engine has checked alignment and range, and the memory stays mapped during the call.
         self.with_counter(counter, || unsafe { signal::load(counter) })
     }
 
-    /// Sets a counter to a value by the CPU.
+    /// Sets the counter of a signal to the signal's value, by a store of the CPU.
     pub fn raise_signal(&self, Signal { counter, value }: Signal) -> Result<(), BackendError> {
         // SAFETY: The engine has checked alignment and range, and the memory stays mapped during the call.
         self.with_counter(counter, || unsafe { signal::store(counter, value) })
     }
 
-    /// Calls `touch` and returns its result if the counter is in memory that the CPU and the GPUs of all processes can access. Otherwise
-    /// returns an error. The memory cannot be released during the call.
+    /// Calls `touch` and returns its result. Returns an error instead if the counter is not in memory that the CPU and the GPUs of all
+    /// processes can access. The memory cannot be released during the call.
     fn with_counter<T>(&self, counter: u64, touch: impl FnOnce() -> T) -> Result<T, BackendError> {
         let touched = |held: &MappedImport| (held.allocation.kind == MemoryKind::Pinned).then(touch);
         self.at(counter, touched).flatten().ok_or_else(|| {
@@ -270,11 +276,11 @@ impl Sharing {
         self.at(wanted.counter, |held| held.signallers.lost_peer(wanted)).flatten()
     }
 
-    /// Registers waits whose end is not reported to this backend: waits in graphs and in kernels of the caller.
+    /// Registers waits of captured graphs and of the caller's kernels. The backend does not learn when such a wait ends.
     pub fn capture_waits(&self, signals: impl Iterator<Item = Signal>) -> Result<(), BackendError> {
         let mut waits = lock(&self.waits);
         for wanted in signals {
-            // Reading also checks that the CPU can access the counter, which it must set if the peer exits.
+            // Reading the counter also checks that the CPU can access it. The CPU must set the counter if the peer exits.
             let now = self.read_signal(wanted.counter)?;
             if let Some(peer) = self.lost_peer(wanted) {
                 return Err(FailedWait { wanted, now, peer }.error());
@@ -284,7 +290,8 @@ impl Sharing {
         Ok(())
     }
 
-    /// Ends the waits of streams and kernels for counters in an allocation that a lost party should have set.
+    /// Ends the waits of streams and kernels for counters of `allocation` that a lost party (process or context) should have set. `party`
+    /// is the number of the party, and `peer` describes its loss.
     pub fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer) {
         let mut waits = lock(&self.waits);
         self.change(allocation, |held| held.signallers.lose(party, peer));
@@ -294,7 +301,8 @@ impl Sharing {
         };
         let Waits { pending, captured, failed, stops } = &mut *waits;
         for wanted in pending.extract_if(.., |wanted| is_lost(*wanted)) {
-            // The failure is recorded before the stream continues, so that a thread that sees the stream finished also sees the failure.
+            // The failure is recorded before the stream continues. A thread that sees that the stream has finished therefore also sees the
+            // failure.
             if self.raise_here(wanted, |now| self.note_failed(wanted, now, peer)) {
                 failed.push(wanted);
             }
@@ -302,13 +310,14 @@ impl Sharing {
         for (counter, value) in captured.extract_if(|&counter, &mut value| is_lost(Signal { counter, value })) {
             let wanted = Signal { counter, value };
             self.raise_here(wanted, |now| self.note_failed(wanted, now, peer));
-            // The wait is kept even if its counter was reached, because the program may reset the counter and launch the graph again.
+            // The wait stays registered even if the counter has reached its value, because the program may reset the counter and launch the
+            // graph again.
             failed.push(wanted);
         }
         let abandoned: Vec<StepFate> =
             stops.extract_if(|&counter, _| is_lost(Signal { counter, value: 1 })).map(|(_, fate)| fate).collect();
         drop(waits);
-        // The callback runs without the lock, because it notifies other ranks, and ranks of this process fail their waits immediately.
+        // The lock is not held during these calls. They notify other ranks, and ranks in this process fail their waits immediately.
         abandoned.iter().for_each(|fate| fate.abandon(Abandoned::OfKernels));
     }
 
@@ -318,8 +327,8 @@ impl Sharing {
         }
     }
 
-    /// Sets the counters of failed waits, including captured waits, again if another process has reset them. Returns true if there is a
-    /// failed wait.
+    /// Sets the counters of failed waits again, if another process has lowered them since. This includes captured waits. Returns true if
+    /// there is any failed wait.
     pub fn fail_waits_again(&self) -> bool {
         let waits = lock(&self.waits);
         for &wanted in &waits.failed {
@@ -332,7 +341,8 @@ impl Sharing {
         !waits.failed.is_empty()
     }
 
-    /// Sets a counter by the CPU if it is below the awaited value, and returns true in this case. Calls `before` with the old value first.
+    /// Sets the counter of a signal by a store of the CPU if the counter has not reached the signal's value, and returns true in this case.
+    /// Before that, calls `before` with the counter's old value.
     fn raise_here(&self, wanted: Signal, before: impl FnOnce(u64)) -> bool {
         match self.read_signal(wanted.counter) {
             Ok(now) if !signal::reached(now, wanted.value) => {
@@ -347,7 +357,7 @@ impl Sharing {
     }
 }
 
-/// Pins host memory so that every GPU of the process can access it at the address used by the CPU.
+/// Pins host memory so that every GPU of the process can access it at the address that the CPU uses.
 pub(super) fn pin(gpus: &Gpus, base: u64, bytes: u64) -> Result<(), BackendError> {
     let gpu = gpus.any_used();
     let primary = gpus.primary(gpu)?;
@@ -367,7 +377,7 @@ fn unpin(gpus: &Gpus, base: u64) -> Result<(), BackendError> {
         return Ok(());
     }
     let _outside = OutsideCapture::enter(gpus.driver);
-    // Unpinning is tried even if the context cannot be made current, because no other code would unpin the memory.
+    // The memory is unpinned even if the context cannot be made current, because no other code would unpin it.
     let _current = gpus.primary(gpus.any_used())?.enter();
     // SAFETY: `pin` registered the pages. The caller guarantees that work which uses them has finished.
     unsafe { call!(gpus.driver, cuMemHostUnregister(handle(base as usize))) }

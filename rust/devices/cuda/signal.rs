@@ -1,18 +1,18 @@
-//! Implements signals as counters in pinned memory files, which the GPUs of every process that maps them read and write, and which the CPU
-//! reads.
+//! Implements signals. A signal is a counter in pinned memory files. The GPUs of every process that maps the file read and write the
+//! counter, and the CPU reads it.
 //!
-//! A stream waits by a wait-value operation and sets a counter by a write-value operation. The write takes place after all earlier work of
-//! the stream and a system-wide memory barrier. If the counter has already reached its value when a wait is requested, no wait is enqueued:
-//! it would take about 6 us on H200, like any other, and a visible value implies that the data is visible. With [`SignalWait::Kernel`] a
-//! warp waits in place of the wait-value operation, and the stream continues 4 us sooner.
+//! A stream waits for a counter by a wait-value operation and sets a counter by a write-value operation. The write happens after all
+//! earlier work of the stream and after a system-wide memory barrier. If the counter has already reached its value when a wait is
+//! requested, no wait is enqueued. A wait would take about 6 us on H200 even in this case, and if the value is visible, so is the data that
+//! it announces. With [`SignalWait::Kernel`], a kernel of one warp waits in place of the wait-value operation, and the stream continues 4
+//! us sooner.
 //!
-//! A stream's wait cannot be cancelled. If a process that might have set a counter has exited, this process sets the counter to the awaited
-//! value, and reports the failed wait to threads that synchronize (`failed_waits`). Another process may set the counter to a smaller value
-//! afterwards, so this process sets it again as long as the memory is mapped.
-//! A wait is entered in the table before it is passed to the driver. No lock is held during the driver's call, because it blocks while the
-//! stream's queue is full. The thread that ends the waits for a lost peer therefore finds all of them and never blocks on one. A captured
-//! wait runs at every launch of its graph, and the program may reset its counter between launches, so it stays in the table until its
-//! memory is unmapped.
+//! A stream's wait cannot be cancelled. If the process that should have set a counter has exited, this process sets the counter to the
+//! awaited value, and reports the failed wait to threads that synchronize (`failed_waits`). Another process may lower the counter
+//! afterwards, so this process sets it again as long as the memory is mapped. A wait is entered into the table before it is passed to the
+//! driver. No lock is held during the driver's call, because the call blocks while the stream's queue is full. The thread that ends the
+//! waits for a lost peer therefore finds all waits and never blocks on one of them. A captured wait runs at every launch of its graph, and
+//! the program may reset its counter between launches. Captured waits therefore stay in the table until their memory is unmapped.
 
 use super::driver::{CUstream, OutsideCapture, call_optional, handle, lock};
 use super::gpus::Gpus;
@@ -31,17 +31,17 @@ use smallvec::SmallVec;
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-/// Maximum number of signal operations in one call of the driver.
+/// Maximum number of operations on counters that are passed to the driver in one call.
 const MOST_OPERATIONS: usize = 256;
 
-/// Kind of a stream operation on a counter: waiting for a value, or setting it.
+/// Kind of a stream operation on a counter: waiting for a value, or setting the counter to a value.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum SignalOperation {
     Wait,
     Raise,
 }
 
-/// Returns a wait for or a write of a counter, in the driver's format.
+/// Returns a stream operation on a counter in the driver's format: a wait, or a write.
 fn operation(purpose: SignalOperation, Signal { counter, value }: Signal) -> sys::CUstreamBatchMemOpParams {
     // SAFETY: The structure is a union of integers, for which zero is a valid value. Flags of zero mean a wait for a cyclically greater or
     // equal value, and a write after a memory barrier.
@@ -94,8 +94,8 @@ impl Core {
     }
 
     /// Enqueues operations that set the counters in `raises`, and then operations that wait for each flag in `flags` and reset it. The
-    /// flags are not read first, because a set flag may belong to an earlier step whose wait is still in the queue. Like captured waits,
-    /// these waits stay registered until their memory is unmapped.
+    /// flags are not checked before enqueueing, because a flag that is set now may belong to an earlier communication step whose wait is
+    /// still in the stream's queue. Like captured waits, these waits stay registered until their memory is unmapped.
     pub fn take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
         raises.iter().try_for_each(|signal| self.sharing.read_signal(signal.counter).map(drop))?;
         self.enter_flags(stream, flags.iter().copied())?;
@@ -109,7 +109,7 @@ impl Core {
         })
     }
 
-    /// Enqueues operations that wait for flags without resetting them.
+    /// Enqueues operations that wait for flags but do not reset them.
     pub fn await_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
         self.enter_flags(stream, flags.iter().copied())?;
         self.with_stream(stream, |_, raw| {
@@ -123,8 +123,8 @@ impl Core {
         self.sharing.capture_waits(flags.map(|flag| Signal { counter: flag, value: 1 }))
     }
 
-    /// Enqueues one kernel that executes a list of actions: waits for flags, copies, and setting flags. The kernel waits for the flags, so
-    /// that the stream needs no wait operation. Returns false if the kernel is not available or there are too many actions.
+    /// Enqueues one kernel that executes a list of actions: it waits for flags, copies, and sets flags. The stream needs no wait operation,
+    /// because the kernel waits for the flags. Returns false if the kernel is not available or there are too many actions.
     pub fn run_actions(
         &self,
         stream: StreamHandle,
@@ -140,7 +140,8 @@ impl Core {
             let Some(kernel) = primary.kernel().filter(|_| device == DeviceId(primary.gpu() as i32)) else {
                 return Ok(false);
             };
-            // The actions are recorded first, so that a peer that is lost in the meantime also abandons these steps.
+            // The communication step is registered first. If a peer is lost before the kernel is enqueued, the step is therefore abandoned
+            // as well.
             lock(&self.sharing.waits).stops.entry(grid.stop).or_insert_with(|| fate.clone());
             self.enter_flags(stream, [grid.stop].into_iter())?;
             // SAFETY: `action_reach` has determined that the GPU can access every end and all flags. `stop` is in pinned memory, which has
@@ -151,8 +152,8 @@ impl Core {
         })
     }
 
-    /// Returns the sources and destinations of a program's transfers as addresses used by action kernels of `device`, and the maximum
-    /// number of blocks of a launch. Returns an error if such kernels cannot execute the program.
+    /// Returns the sources and destinations of a program's transfers as addresses that action kernels of `device` use, and the maximum
+    /// number of blocks per launch. Returns an error if such kernels cannot execute the program.
     pub fn action_reach(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {
         self.gpus.check_device(device)?;
         self.gpus.load_kernels();
@@ -162,8 +163,8 @@ impl Core {
         Ok(ActionReach { ends: self.kernel_ends(device, program, ends)?, processors })
     }
 
-    /// Returns the sources and destinations of a program's transfers as addresses used by kernels of `device`. Returns an error if
-    /// these kernels cannot access all of them.
+    /// Returns the sources and destinations of a program's transfers as addresses that kernels of `device` use. Returns an error if these
+    /// kernels cannot access all of them.
     pub fn kernel_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
         self.gpus.check_device(device)?;
         let (gpu, nothing) = (device.0 as usize, Arc::from([]));
@@ -174,10 +175,10 @@ impl Core {
         Ok(self.own_ends(&execution, gpu).unwrap_or_else(|| Arc::clone(ends)))
     }
 
-    /// Registers the waits that are about to be enqueued, and returns them. Outside a capture these are the waits whose counters have not
-    /// reached their values, and in a capture all waits.
+    /// Registers waits that are about to be enqueued, and returns the registered waits. Outside a capture, these are the waits whose
+    /// counters have not reached their values. In a capture, these are all waits.
     fn register_waits(&self, stream: StreamHandle, signals: &[Signal]) -> Result<Vec<Signal>, BackendError> {
-        // A captured wait runs later, when the counter may have been reset.
+        // A captured wait runs later, and its counter may have been reset until then.
         let is_captured = self.is_captured(stream)?;
         let may_fail =
             |wanted: &&Signal| is_captured || self.sharing.read_signal(wanted.counter).is_ok_and(|now| !signal::reached(now, wanted.value));
@@ -206,7 +207,8 @@ impl Core {
         Ok(pending)
     }
 
-    /// True if the stream is being captured, or if the driver cannot report this, as for default streams during a capture.
+    /// True if the stream is being captured. Also true if the driver cannot report this, as for default streams while another stream is
+    /// being captured.
     pub fn is_captured(&self, stream: StreamHandle) -> Result<bool, BackendError> {
         if let Some(known) = self.streams.find(&self.gpus, stream)?.is_capturing {
             return Ok(known);
@@ -214,7 +216,8 @@ impl Core {
         self.with_stream(stream, |_, raw| Ok(self.gpus.is_captured_now(raw)))
     }
 
-    /// Calls `work` with the context of the stream's GPU current. Implements [`Backend::in_stream`](crate::backend::Backend::in_stream).
+    /// Calls `work` while the context of the stream's GPU is current. Implements
+    /// [`Backend::in_stream`](crate::backend::Backend::in_stream).
     pub fn in_stream(&self, stream: StreamHandle, work: &mut dyn FnMut(bool)) -> Result<(), BackendError> {
         let found = self.streams.find(&self.gpus, stream)?;
         let _current = self.gpus.primary(found.gpu)?.enter()?;
@@ -224,7 +227,8 @@ impl Core {
         Ok(())
     }
 
-    /// True if a non-blocking stream has no pending work. Implements [`Backend::is_idle`](crate::backend::Backend::is_idle).
+    /// True if a non-blocking stream has no pending work. False for other streams, and for streams that are being captured. Implements
+    /// [`Backend::is_idle`](crate::backend::Backend::is_idle).
     pub fn is_idle(&self, stream: StreamHandle) -> bool {
         let asked = self.streams.find(&self.gpus, stream).and_then(|found| {
             if found.number.is_none() || found.is_capturing != Some(false) {
@@ -245,7 +249,7 @@ impl Core {
 
     pub fn raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
         self.with_stream(stream, |_, raw| {
-            // Finding the stream detects a reset of the device, after which other memory may be at the addresses of the counters.
+            // Finding the stream detects a reset of the device. After a reset, other memory may be at the addresses of the counters.
             signals.iter().try_for_each(|signal| self.sharing.read_signal(signal.counter).map(drop))?;
             self.gpus.operate(raw, SignalOperation::Raise, signals)
         })
@@ -261,13 +265,13 @@ impl Gpus {
         code != 0 || status != 0
     }
 
-    /// Enqueues waits for words that the library's copy threads set. The waits are not registered, because these threads always set their
-    /// words.
+    /// Enqueues waits for words that the copy threads of the library set to `value`. These waits are not registered, because copy threads
+    /// always set their words.
     pub fn wait_for_threads(&self, raw: CUstream, words: impl Iterator<Item = u64>, value: u64) -> Result<(), BackendError> {
         self.operate_all(raw, words.map(|counter| operation(SignalOperation::Wait, Signal { counter, value })))
     }
 
-    /// Enqueues an operation that sets a word for which a copy thread of the library waits.
+    /// Enqueues an operation that sets the word at the address `word` to `value`. A copy thread of the library waits for this word.
     pub fn tell_threads(&self, raw: CUstream, word: u64, value: u64) -> Result<(), BackendError> {
         self.operate(raw, SignalOperation::Raise, &[Signal { counter: word, value }])
     }

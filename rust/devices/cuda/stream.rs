@@ -1,9 +1,9 @@
-//! Executes a program on streams. Each lane of the program is a stream, and events order the streams.
+//! Executes a program on streams. Each lane (sequence of operations) of the program runs in one stream, and events order the streams.
 //!
-//! The caller's stream is the first lane of its GPU, so a program with one lane on this GPU needs no event: a plain copy is one call of the
-//! driver, and a second call records its end if requested. Other lanes are internal streams. They wait for the caller's stream before their
-//! first operation, and the caller's stream waits for them after their last operation (`lanes` makes these decisions). During a stream
-//! capture, the same calls make the lanes branches of the graph.
+//! The caller's stream runs the first lane on its GPU. A program with one lane on this GPU therefore needs no event: a plain copy is one
+//! call of the driver, and a second call records its end if requested. Other lanes run in internal streams. These wait for the caller's
+//! stream before their first operation, and the caller's stream waits for them after their last operation (the module `lanes` makes these
+//! decisions). During a stream capture, the same calls turn the lanes into branches of the graph.
 
 use super::addresses::segment;
 use super::device::{Caller, Mark, Primary};
@@ -18,8 +18,8 @@ use crate::plan::Mechanism;
 use smallvec::SmallVec;
 
 impl Core {
-    /// Enqueues the copies of an execution on streams. On an error, the work that was already enqueued has finished when the function
-    /// returns.
+    /// Enqueues the operations of an execution on streams. If the function returns an error, the operations that it had already enqueued
+    /// have finished.
     #[inline(never)]
     pub fn enqueue_lanes(
         &self,
@@ -88,17 +88,17 @@ impl Core {
         enqueued
     }
 
-    /// True if the execution consists of one operation of plain copies in the caller's stream, and the stream's GPU is known to reach all
-    /// memory at the addresses of the execution. This is the case for most small plans and messages.
+    /// True if the execution consists of one operation of plain copies in the caller's stream, and the stream's GPU is known to have access
+    /// to all memory at the addresses of the execution. Most small plans and messages are of this kind.
     fn is_plain(&self, execution: &Execution<'_>, callers_gpu: usize, state: &PlanState) -> bool {
         matches!((&execution.program.lanes[..], &execution.program.ops[..]), ([_], [op]) if op.mechanism == Mechanism::Copy)
             && state.is_reached(callers_gpu)
             && self.own_ends(execution, callers_gpu).is_none()
     }
 
-    /// Returns the GPU and stream of each lane (sequence of operations), and a boolean. The boolean is true if the lanes are on the GPUs
-    /// that the program chose, and these can access all memory of the plan. Returns an error for copies that no GPU may make, and for freed
-    /// memory.
+    /// Returns the GPU and the kind of stream of each lane (sequence of operations), and a boolean. The boolean is true if all lanes run on
+    /// the GPUs that the program chose, and the caller's GPU can access all memory of the plan. Returns an error if no GPU may make a copy,
+    /// and for memory that was freed.
     fn placed(
         &self,
         execution: &Execution<'_>,
@@ -126,12 +126,12 @@ impl Core {
         Ok((placed, is_reached))
     }
 
-    /// Creates the streams, events and kernels that a later call of [`enqueue_lanes`](Core::enqueue_lanes) needs.
+    /// Creates the streams, events and kernels that a later call of [`enqueue_lanes`](Core::enqueue_lanes) needs for this execution.
     pub fn prepare_lanes(&self, execution: &Execution<'_>, callers_gpu: usize, state: &PlanState) -> Result<(), BackendError> {
         let program = execution.program;
         let (placed, _) = self.placed(execution, callers_gpu, state)?;
         let caller = Caller::new(execution.stream.0, callers_gpu);
-        // All streams and events are taken before any is returned, so that enough of them exist.
+        // All streams and events are taken from their pools before any is returned, so that the pools contain enough of them afterwards.
         let mut lanes: SmallVec<[(&Primary, usize); 8]> = SmallVec::new();
         let made = placed.iter().filter(|at| !at.is_callers_stream).try_for_each(|at| {
             let primary = self.gpus.peered(at.gpu)?;
@@ -155,13 +155,14 @@ impl Core {
         Ok(())
     }
 
-    /// Enqueues the operations of an execution in the order and with the events that the module `lanes` determines.
+    /// Enqueues the operations of an execution. The module `lanes` determines the order and the events.
     ///
-    /// With `in_context` each operation is enqueued while the context of its lane's GPU is current. Captures need this, because each node
-    /// of a graph has a context. It is also needed if the caller's GPU does not reach all memory of the plan, because the driver checks the
-    /// addresses of a copy against the current context, not the stream's (NVIDIA/cccl, pull requests 9615 and 9997). Otherwise the caller's
-    /// GPU stays current: copies, event records and waits may be enqueued in a stream whichever context is current (CUDA C++ Programming
-    /// Guide, "Stream and Event Behavior"). Kernels and batches enter their own context.
+    /// If `in_context` is true, each operation is enqueued while the context of its lane's GPU is current. Captures need this, because each
+    /// node of a graph belongs to a context. It is also needed if the caller's GPU cannot access all memory of the plan. The driver checks
+    /// the addresses of a copy against the current context, not against the stream's context (NVIDIA/cccl, pull requests 9615 and 9997).
+    /// Otherwise, the context of the caller's GPU stays current. Copies, event records and waits may be enqueued in a stream while any
+    /// context is current (CUDA C++ Programming Guide, "Stream and Event Behavior"). Kernels and batched copies make their own context
+    /// current.
     fn enqueue_ops(
         &self,
         execution: &Execution<'_>,
@@ -180,17 +181,20 @@ impl Core {
         }
         let placed: SmallVec<[Placement; 8]> = lanes.iter().map(|lane| lane.at).collect();
         let schedule = schedule(execution.program, &placed);
-        // The event is recorded before any work of this execution, so that no lane waits for the copies in the caller's own stream.
+        // The event is recorded before any work of this execution is enqueued, so that no lane waits for copies of this execution in the
+        // caller's stream.
         let forks = schedule.forks.contains(&true);
         let start = if forks { Some(callers.record(execution.stream.0)?) } else { None };
-        // The events are held until everything is enqueued, because another thread may record an event again once it is back in its pool.
+        // The events are held until all operations are enqueued. Otherwise, an event could return to its pool too early, and another thread
+        // could record it again.
         let mut done: SmallVec<[Option<Mark>; 32]> = ops.iter().map(|_| None).collect();
         let wait = |stream: usize, mark: &Mark| {
             // SAFETY: `mark` keeps the event valid. The stream belongs to this backend, or the caller keeps it valid.
             unsafe { call!(driver, cuStreamWaitEvent(handle(stream), mark.event(), 0)) }
         };
-        // If threads make some of the copies, operations are enqueued in program order. Otherwise an operation could be enqueued before an
-        // operation that it waits for through a thread. If the queue of the stream is then full, both would block.
+        // If copy threads make some of the copies, operations are enqueued in the order of the program. In another order, an operation
+        // could be enqueued before an operation on which it depends by way of a thread. If the queue of the stream is then full, neither of
+        // the two could proceed.
         let in_order = lanes.iter().any(|lane| lane.threads.is_some());
         for index in schedule.order.iter().enumerate().map(|(at, index)| if in_order { at } else { *index as usize }) {
             let op = &ops[index];

@@ -1,7 +1,8 @@
-//! Manages the streams that callers create through this backend, and finds the GPU of any stream.
+//! Manages the streams that callers create through this backend, and determines the GPU of any stream.
 //!
-//! A stream that the caller destroys is kept, and reused when it has no work. The driver would give the address of a destroyed stream to
-//! the next stream, and it crashes if a destroyed handle is used. No lock of the tables is held across a call of the driver.
+//! A stream that the caller destroys is not destroyed by the driver, but is reused when it has no work left. The driver would give the
+//! handle of a destroyed stream to the next stream, and it crashes if a destroyed handle is used. No lock of these tables is held during a
+//! call of the driver.
 
 use super::device::Primary;
 use super::driver::{CUcontext, CUstream, Current, call, handle, lock};
@@ -17,47 +18,47 @@ use std::sync::{Mutex, PoisonError, RwLock};
 #[derive(Debug, Default)]
 #[repr(C)] // Fields that every execution reads come first.
 pub(super) struct Streams {
-    /// Number of streams created by this backend that the caller has destroyed and that are not reused yet. While the number is 0, no
-    /// thread takes the lock of the set.
+    /// Number of streams of this backend that the caller has destroyed and that have not been reused yet. While the number is 0, no thread
+    /// acquires the lock of the set.
     destroyed_count: AtomicUsize,
     destroyed: RwLock<HashSet<usize>>,
-    /// GPU of each recently used stream, by the driver's number of the stream.
+    /// GPUs of recently used streams, by the driver's unique number of the stream.
     by_number: KnownGpus,
-    /// GPU of each recently used stream, by stream handle. A handle may meanwhile belong to another stream.
+    /// GPUs of recently used streams, by stream handle. A handle may belong to another stream by now.
     by_handle: KnownGpus,
-    /// Streams created by [`Streams::create`], with the device that the caller requested.
+    /// Streams that [`Streams::create`] has created, each with the device that the caller requested.
     created: Mutex<HashMap<usize, DeviceId>>,
 }
 
-/// GPU of a stream, and its state.
+/// GPU and state of a stream.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Found {
     pub gpu: usize,
-    /// Unique number of the stream, which is never reused, unlike its handle. `None` for default streams, whose handles denote several
+    /// Unique number of the stream. Unlike the handle, it is never reused. `None` for default streams, whose handles denote several
     /// streams, for drivers without stream numbers, and while the stream is being captured.
     pub number: Option<u64>,
     /// True if the stream is being captured, or `None` if that is unknown. A stream with a number is not being captured.
     pub is_capturing: Option<bool>,
 }
 
-/// State of an execution's stream when the execution was enqueued.
+/// State of an execution's stream at the time when the execution was enqueued.
 #[derive(Clone, Debug)]
 pub(super) struct Start {
     pub gpu: usize,
-    /// Unique number of the stream, or `None` if it has none; see [`Found::number`].
+    /// Unique number of the stream, or `None` if it has none (see [`Found::number`]).
     pub number: Option<u64>,
-    /// Waits that preceded the execution in the stream and may have failed.
+    /// Waits for signals that preceded the execution in the stream and may have failed.
     pub behind: Behind,
 }
 
-/// Cache of the GPUs of recently used streams. Each word contains the number of a stream and the number of its GPU.
+/// Cache of the GPUs of recently used streams. Each 64-bit word contains the number of a stream and the number of its GPU.
 #[derive(Debug, Default)]
 pub(super) struct KnownGpus([AtomicU64; KnownGpus::MOST]);
 
 impl KnownGpus {
-    /// Number of words in the cache, which fill a cache line. If two streams use the same word, the later replaces the earlier.
+    /// Number of words in the cache, which fill one cache line. If two streams use the same word, the later one replaces the earlier one.
     const MOST: usize = 8;
-    /// Number of bits of a word that contain the GPU's number plus 1. A word of 0 is empty.
+    /// Number of bits of a word that contain the GPU's number plus 1. A word that is 0 is empty.
     const GPU_BITS: u32 = 8;
 
     fn word(&self, number: u64) -> &AtomicU64 {
@@ -79,13 +80,14 @@ impl KnownGpus {
 }
 
 thread_local! {
-    /// Stream that this thread uses at present: the table it belongs to, its handle, and its state. `None` between calls.
+    /// Stream that the calling thread currently uses: the table that contains the stream, the stream's handle, and its state. `None`
+    /// between calls.
     static HELD: Cell<Option<HeldStream>> = const { Cell::new(None) };
 }
 
 type HeldStream = (usize, StreamHandle, Found);
 
-/// Guard of [`Streams::hold`] that restores the previous entry of `HELD`.
+/// Guard that [`Streams::hold`] returns. Dropping it restores the previous value of `HELD`.
 pub(super) struct StreamHold(Option<HeldStream>);
 
 impl Drop for StreamHold {
@@ -95,12 +97,14 @@ impl Drop for StreamHold {
 }
 
 impl Streams {
-    /// Makes `found` the known state of a stream for this thread until the returned guard is dropped, which must happen on the same thread.
+    /// Makes [`Streams::find`] return `found` for a stream on this thread, until the returned guard is dropped. The guard must be dropped
+    /// on the same thread.
     pub fn hold(&self, stream: StreamHandle, found: Found) -> StreamHold {
         StreamHold(HELD.replace(Some((std::ptr::from_ref(self).addr(), stream, found))))
     }
 
-    /// Creates a non-blocking stream. A stream of a host domain belongs to a GPU in use, or to the first GPU.
+    /// Creates a non-blocking stream on `device`. If `device` is a host NUMA domain, the stream belongs to a GPU in use, or else to the
+    /// first GPU.
     pub fn create(&self, gpus: &Gpus, device: DeviceId) -> Result<StreamHandle, BackendError> {
         gpus.check_device(device)?;
         gpus.check_alive()?;
@@ -123,18 +127,18 @@ impl Streams {
             destroyed.insert(stream.0);
         });
         let primary = gpus.primary(gpu)?;
-        // The stream may be reused for work that no earlier wait precedes.
+        // The stream may be reused, and the earlier waits do not precede the new work.
         failed_waits.forget(|| gpus.driver.number_of(handle(stream.0)));
         primary.retire_stream(stream.0);
         Ok(())
     }
 
-    /// Returns the number of streams that [`Streams::create`] has created for a device and that were not destroyed.
+    /// Returns the number of streams that [`Streams::create`] has created for `device` and that have not been destroyed.
     pub fn count(&self, device: DeviceId) -> u64 {
         lock(&self.created).values().filter(|owner| **owner == device).count() as u64
     }
 
-    /// Changes the set of destroyed streams by `change`, and updates the number of them.
+    /// Changes the set of destroyed streams by calling `change`, and updates the number of destroyed streams.
     fn count_destroyed(&self, change: impl FnOnce(&mut HashSet<usize>)) {
         let mut destroyed = self.destroyed.write().unwrap_or_else(PoisonError::into_inner);
         change(&mut destroyed);
@@ -146,20 +150,19 @@ impl Streams {
             && self.destroyed.read().unwrap_or_else(PoisonError::into_inner).contains(&stream.0)
     }
 
-    /// Returns the GPU and the state of a stream. The driver is asked only once for the GPU of a stream with a number, because a stream
-    /// stays on its GPU.
+    /// Returns the GPU and the state of a stream. A stream stays on its GPU, so the GPU of a stream with a number is cached by this number.
     pub fn find(&self, gpus: &Gpus, stream: StreamHandle) -> Result<Found, BackendError> {
         if let Some((_, _, found)) = HELD.get().filter(|(of, held, _)| *held == stream && *of == std::ptr::from_ref(self).addr()) {
             return Ok(found);
         }
         if stream.0 <= 2 || self.is_destroyed(stream) {
-            // A default stream always exists, but memory used in it may be lost by a reset.
+            // A default stream always exists, but a reset of the GPU may have freed memory that is used in it.
             let gpu = self.gpu_of_living(gpus, stream)?;
             gpus.primary(gpu)?.check()?;
             return Ok(Found { gpu, number: None, is_capturing: None });
         }
-        // The driver crashes if it is given a stream that a reset destroyed. The check for a reset covers only the GPU on which the stream
-        // was last seen.
+        // The driver crashes if it is called with a stream that was destroyed by a reset. Only the GPU on which the stream was last seen is
+        // checked for a reset. If that GPU is unknown, all GPUs in use are checked.
         let place = stream.0 as u64 >> 4;
         match self.by_handle.find(place) {
             Some(gpu) => gpus.primary(gpu)?.check()?,
@@ -182,13 +185,13 @@ impl Streams {
         Ok(Found { gpu, number, is_capturing: number.map(|_| false) })
     }
 
-    /// Returns the GPU to which a stream belongs.
+    /// Returns the number of the GPU to which a stream belongs.
     pub fn gpu_of(&self, gpus: &Gpus, stream: StreamHandle) -> Result<usize, BackendError> {
         gpus.check_alive()?;
         self.gpu_of_living(gpus, stream)
     }
 
-    /// Returns the GPU to which a stream belongs. The stream must not have been destroyed by a reset of the device.
+    /// Returns the number of the GPU to which a stream belongs. The stream must not have been destroyed by a reset of the device.
     fn gpu_of_living(&self, gpus: &Gpus, stream: StreamHandle) -> Result<usize, BackendError> {
         let driver = gpus.driver;
         if self.is_destroyed(stream) {
@@ -231,7 +234,7 @@ impl Streams {
         )))
     }
 
-    /// Calls `work` with a stream while the context of its GPU is current.
+    /// Calls `work` with a stream while the context of the stream's GPU is current, and returns the result of `work`.
     pub fn with<T>(
         &self,
         gpus: &Gpus,
@@ -257,7 +260,8 @@ mod tests {
         assert_eq!((known.find(0), known.find(9), known.find(1), known.find(17)), (Some(0), Some(63), None, None));
         known.note(17, 5);
         assert_eq!((known.find(9), known.find(17)), (None, Some(5)));
-        // A number that leaves no room for the GPU is not stored, so that it is not confused with the number in its lower bits.
+        // A stream number that leaves no bits for the GPU's number is not stored. It could otherwise be confused with a number that equals
+        // its lower bits.
         known.note((1 << 56) + 9, 2);
         assert_eq!((known.find((1 << 56) + 9), known.find(9), known.find(17)), (None, None, Some(5)));
     }

@@ -1,8 +1,8 @@
 //! Submits executions to the driver.
 //!
-//! [`Core::submit`] determines the GPU of the caller's stream and whether it is being captured. In a capture, the copies become part of the
-//! graph, with staging memory of its own. Otherwise they are one graph launch (`graph`) if the plan requests it, or operations on streams
-//! (`stream`). An event after them marks their end (`completion`).
+//! [`Core::submit`] determines the GPU of the caller's stream and whether the stream is being captured. If it is, the copies become part of
+//! the captured graph, which gets its own staging memory. Otherwise, the copies are one graph launch (module `graph`) if the plan requests
+//! it, or operations on streams (module `stream`). An event after the copies marks the end of the execution (module `completion`).
 
 use super::capture::capture_rings;
 use super::completion::{Captured, Finished};
@@ -40,7 +40,7 @@ impl Core {
         }
     }
 
-    /// Creates resources that otherwise the first execution of a plan would create. Implements
+    /// Creates resources that the first execution of a plan would otherwise create. Implements
     /// [`Backend::prepare`](crate::backend::Backend::prepare).
     pub fn prepare(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
         self.gpus.check_alive()?;
@@ -52,8 +52,8 @@ impl Core {
         let divided = Divided::of(execution, found.gpu, state);
         let execution = &Execution { program: divided.as_ref().map_or(execution.program, |divided| &divided.streams), ..*execution };
         let is_capturing = found.is_capturing.map_or_else(|| self.gpus.driver.is_capturing(handle(execution.stream.0)), Ok)?;
-        // Two events exist afterwards. A later execution uses them for its start and its end, or two successive graph launches use them for
-        // their ends.
+        // The pool contains at least two events afterwards. A later execution uses them for its start and its end, or two successive graph
+        // launches use them for their ends.
         let _ends = [primary.mark()?, primary.mark()?];
         let _outside = OutsideCapture::enter(self.gpus.driver);
         let is_graph = execution.engine == Engine::Graph && !is_capturing;
@@ -61,13 +61,13 @@ impl Core {
     }
 
     /// Returns the state of an execution's stream, and a boolean that is true if the stream is being captured. The boolean is `None` if
-    /// that is unknown.
+    /// this is unknown.
     fn start_in(&self, execution: &Execution<'_>) -> Result<(Start, Option<bool>), BackendError> {
         let found = self.streams.find(&self.gpus, execution.stream)?;
         Ok((Start { gpu: found.gpu, number: found.number, behind: self.behind(execution.stream, &found) }, found.is_capturing))
     }
 
-    /// Enqueues an execution, and records its end if requested.
+    /// Enqueues an execution in a stream that is not being captured, and records its end if requested.
     fn enqueue(self: &Arc<Core>, execution: &Execution<'_>, start: &Start, state: &PlanState) -> Result<Option<Completion>, BackendError> {
         let mut timing = if execution.report == Report::Times { Some(Timing::new(self.clone(), start.gpu)) } else { None };
         self.come_after(execution, start)?;
@@ -97,9 +97,9 @@ impl Core {
         Ok(end.map(|end| end as Completion))
     }
 
-    /// Enqueues a program's operations for streams, and passes its other copies to the copy threads. The result contains the errors of
-    /// these threads. During the call, no other thread may enqueue into the stream, so that threads and streams process the executions of a
-    /// stream in the same order.
+    /// Enqueues the operations of a program that streams execute, and passes the other copies to the copy threads. The result will contain
+    /// an error if such a copy fails. During the call, no other thread may enqueue into the stream, so that threads and streams process the
+    /// executions of a stream in the same order.
     fn enqueue_threads(
         &self,
         execution: &Execution<'_>,
@@ -114,7 +114,7 @@ impl Core {
         let stream = handle(execution.stream.0);
         let job = self.workers.job(&self.gpus, execution, start, divided)?;
         let own = Execution { program: &divided.streams, ..*execution };
-        // The job starts first, so that threads fill slots while the operations are enqueued.
+        // The job starts first, so that threads already fill staging slots while the operations are enqueued.
         self.workers.start(&job)?;
         let gpus = &self.gpus;
         let wait = |word: Option<u64>| gpus.wait_for_threads(stream, word.into_iter(), job.value);
@@ -135,7 +135,7 @@ impl Core {
     }
 
     /// Enqueues the work that follows the copies: the comparison of destinations with sources, if requested, and the event that marks the
-    /// end. A graph launch needs no event here, because it has recorded its own.
+    /// end of the execution. A graph launch needs no further event, because it has recorded one itself.
     fn end(
         self: &Arc<Core>,
         execution: &Execution<'_>,
@@ -152,7 +152,7 @@ impl Core {
         Ok(Some(Arc::new(Finished::new(owner, mark, start, verdict))))
     }
 
-    /// Adds an execution to the graph into which its stream is being captured. Requires the context of the stream's GPU to be current.
+    /// Adds an execution to the graph that is being captured from its stream. Requires the context of the stream's GPU to be current.
     #[cold]
     fn capture(&self, execution: &Execution<'_>, start: &Start, state: &PlanState) -> Result<Option<Completion>, BackendError> {
         check_capture(execution)?;
@@ -161,7 +161,7 @@ impl Core {
         Ok((execution.report != Report::Nothing).then(|| Arc::new(Captured) as Completion))
     }
 
-    /// Makes the caller's stream wait for the executions that must precede this one, except those in the same stream.
+    /// Makes the caller's stream wait for the executions that must precede this execution. Executions in the same stream need no wait.
     fn come_after(&self, execution: &Execution<'_>, start: &Start) -> Result<(), BackendError> {
         for completion in execution.after {
             let earlier = completion.as_any().downcast_ref::<Finished>().ok_or_else(|| {
@@ -176,7 +176,7 @@ impl Core {
     }
 }
 
-/// Returns an error for an execution that a graph cannot contain.
+/// Returns an error if a graph cannot contain this execution.
 fn check_capture(execution: &Execution<'_>) -> Result<(), BackendError> {
     let why = if by_threads(execution.program) {
         "threads copy its pageable memory, which a graph cannot do; use host memory that mpgpu has allocated, or set MPGPU_HOST_THREADS=0"

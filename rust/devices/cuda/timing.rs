@@ -1,10 +1,10 @@
-//! Measures the times of one execution's operations by events with timestamps.
+//! Measures the start and end times of the operations of one execution by events with timestamps.
 //!
-//! Only events of the same GPU can be compared (`cuEventElapsedTime`; the driver refuses events of two devices). The clock of every other
-//! GPU is therefore aligned with that of the caller's stream by an exchange of three timestamps. The caller's stream records the first one,
-//! the other GPU waits for it and records the second one, and the caller's stream waits for that and records the third one. The second
-//! timestamp is assumed to lie half way between the other two, and half of their distance bounds the error. The exchange follows the last
-//! operation, when everything has been issued and the copies are running or finished. On a busy GPU it takes the events' own 4.5 us (H200,
+//! The driver can compare only events of the same GPU (`cuEventElapsedTime`). The clock of every other GPU is therefore aligned with the
+//! clock of the caller's GPU by an exchange of three timestamps. The caller's stream records the first timestamp. The other GPU waits for
+//! it and records the second one. The caller's stream waits for that and records the third one. The second timestamp is assumed to lie half
+//! way between the other two, and half of their distance bounds the error. The exchange follows the last operation, when everything has
+//! been issued and the copies are running or finished. On a busy GPU, the exchange takes the 4.5 us of the events themselves (H200,
 //! hardware readings), which bounds the error to 2.3 us. The drift between the clocks of GPUs, parts per million, is negligible here. A
 //! timestamp itself is accurate to half a microsecond (the driver's manual, `cuEventElapsedTime`).
 
@@ -18,29 +18,29 @@ use std::sync::Arc;
 /// Accuracy of the driver's timestamps in seconds.
 const RESOLUTION: f64 = 0.5e-6;
 
-/// Timestamps of one execution's operations. The events are destroyed on drop.
+/// Timestamps of the operations of one execution. Dropping this value destroys their events.
 #[derive(Debug)]
 pub(super) struct Timing {
     owner: Arc<dyn Owner>,
     /// GPU of the caller's stream. The clocks of other GPUs are aligned with the clock of this GPU.
     callers_gpu: usize,
-    /// Timestamp of the moment when the execution could begin. `None` if nothing was enqueued.
+    /// Timestamp of the time at which the execution could begin. `None` if nothing was enqueued.
     start: Option<Stamp>,
-    /// Number of each operation with the timestamps before and after it, in the order of enqueueing.
+    /// Index of each operation, with the timestamps before and after the operation, in the order of enqueueing.
     ops: Vec<(usize, Stamp, Stamp)>,
     clocks: Vec<Clock>,
-    /// All events that were created for this execution, each with its GPU.
+    /// All events that were created for this execution.
     made: Vec<Stamp>,
 }
 
-/// Event with a timestamp, recorded in a stream of a GPU.
+/// Event with a timestamp, with the GPU in whose stream it was recorded.
 #[derive(Copy, Clone, Debug)]
 struct Stamp {
     gpu: usize,
     event: usize,
 }
 
-/// Timestamps that align the clock of another GPU with that of the caller's stream.
+/// Three timestamps that align the clock of another GPU with the clock of the caller's GPU.
 #[derive(Copy, Clone, Debug)]
 struct Clock {
     sent: Stamp,
@@ -53,13 +53,13 @@ impl Timing {
         Timing { owner, callers_gpu, start: None, ops: Vec::new(), clocks: Vec::new(), made: Vec::new() }
     }
 
-    /// Records a timestamp in the caller's stream, after all earlier work: the moment when the execution can begin.
+    /// Records a timestamp in the caller's stream after all earlier work of the stream. This is the time at which the execution can begin.
     pub fn start(&mut self, stream: usize) -> Result<(), BackendError> {
         self.start = Some(self.record(self.callers_gpu, stream)?);
         Ok(())
     }
 
-    /// Enqueues operation `op` between two timestamps of its stream. Must be called once for each operation.
+    /// Enqueues operation `op` and records timestamps before and after it in its stream. Must be called once for each operation.
     pub fn around(
         &mut self,
         op: usize,
@@ -74,7 +74,8 @@ impl Timing {
         Ok(())
     }
 
-    /// Aligns the clock of a GPU with that of the caller's stream, unless this has been done before.
+    /// Aligns the clock of a GPU with the clock of the caller's GPU, unless this was done before. The pair contains the GPU and a stream of
+    /// this GPU, and `caller` is the caller's stream.
     pub fn join_clock(&mut self, (gpu, stream): (usize, usize), caller: usize) -> Result<(), BackendError> {
         if self.clocks.iter().any(|clock| clock.mirrored.gpu == gpu) {
             return Ok(());
@@ -109,7 +110,7 @@ impl Timing {
         unsafe { call!(self.owner.gpus().driver, cuStreamWaitEvent(handle(stream), handle(stamp.event), 0)) }
     }
 
-    /// Returns the time in seconds between two timestamps of one GPU. The GPU must have reached both.
+    /// Returns the time in seconds between two timestamps of the same GPU. The GPU must have reached both.
     fn elapsed(&self, from: Stamp, to: Stamp) -> Result<f64, BackendError> {
         let driver = self.owner.gpus().driver;
         let Some(elapsed) = driver.cuEventElapsedTime else {
@@ -123,9 +124,9 @@ impl Timing {
         Ok(f64::from(milliseconds) * 1e-3)
     }
 
-    /// Returns the start and end times of the operations. The execution must have finished.
+    /// Returns the start and end times of all operations. The execution must have finished.
     pub fn read(&self) -> Result<OpTimes, BackendError> {
-        // An execution without a start timestamp enqueued nothing.
+        // An execution without a start timestamp has enqueued nothing.
         let Some(start) = self.start else { return Ok(OpTimes::default()) };
         let mut precision = RESOLUTION;
         let mut mirrors = Vec::with_capacity(self.clocks.len());
@@ -145,7 +146,7 @@ impl Timing {
     }
 }
 
-/// Returns the estimated time of an event between two timestamps of the caller's clock, and the bound of the estimate's error.
+/// Returns the estimated time of an event that happened between two timestamps of the caller's GPU, and the maximum error of the estimate.
 fn middle(sent: f64, received: f64) -> (f64, f64) {
     ((sent + received) / 2.0, (received - sent).abs() / 2.0)
 }
@@ -171,8 +172,8 @@ mod tests {
     use mpgpu_contexts::{Config, Context, PlanOptions, Transfer};
     use std::sync::Arc;
 
-    /// The double completes all work immediately and each record of an event takes a microsecond, so operations follow one another in the
-    /// order of issue. The clocks of its GPUs differ by half a millisecond.
+    /// The substitute for the driver completes all work immediately, and each record of an event takes a microsecond. Operations therefore
+    /// follow one another in the order in which they are issued. The clocks of the simulated GPUs differ by half a millisecond.
     #[test]
     fn clocks_that_differ_show_one_order_of_operations_and_no_event_is_left() {
         double::start(4, true);
@@ -191,7 +192,8 @@ mod tests {
             let trace = plan.trace(stream).expect("it runs");
             let left = double::node(|node| node.events.values().filter(|event| event.timed).count());
             assert_eq!(left, 0, "events with timestamps that are left");
-            // The precision is two event records, from the first to the last of the exchange, plus half a microsecond.
+            // The expected precision is 1.5 us: two event records between the first and the last timestamp of the exchange make 1 us, plus
+            // half a microsecond.
             assert!((trace.precision - 1.5e-6).abs() < 1e-8, "{}", trace.precision);
             let spans = &trace.timeline.spans;
             let mut in_time: Vec<_> = spans.iter().collect();
@@ -201,7 +203,7 @@ mod tests {
                 assert!(span.begin > now && span.end > span.begin && span.end < 1e-3, "{span:?} after {now} s");
                 now = span.end;
             }
-            // There is a span for each operation, and each follows the spans of its predecessors.
+            // The trace contains one span for each operation. Each span follows the spans of the operation's predecessors.
             let ops = &plan.planned().program.ops;
             assert_eq!(spans.len(), ops.len());
             let mut last = std::collections::HashMap::new();

@@ -1,9 +1,9 @@
 //! Serializes the executions that several threads enqueue into one stream.
 //!
 //! An execution on streams needs many calls of the driver. A thread has a *turn* in a stream while only this thread may enqueue an
-//! execution into the stream. The calls into the caller's stream and the job of the copy threads are enqueued in one turn, so that streams,
-//! threads and later executions process all executions of a stream in the same order. Any operation that may make a stream wait is enqueued
-//! in a turn as well, so that an execution that has begun waits only for its own operations.
+//! execution into the stream. The calls for the caller's stream and the job of the copy threads are enqueued in the same turn, so that
+//! streams, threads and later executions process all executions of a stream in the same order. Any operation that may make a stream wait is
+//! also enqueued in a turn, so that an execution that has begun waits only for its own operations.
 
 use super::driver::lock;
 use super::parts::Core;
@@ -11,24 +11,24 @@ use crate::backend::{BackendError, StreamHandle};
 use smallvec::SmallVec;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Streams into which a thread has the exclusive right to enqueue executions at present.
+/// Streams into which a thread currently has the exclusive right to enqueue executions.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     taken: Mutex<SmallVec<[u64; 4]>>,
     over: Condvar,
 }
 
-/// Exclusive right of a thread to enqueue executions into a stream. Dropping it ends the right.
+/// Exclusive right of a thread to enqueue executions into a stream. Dropping the value ends the right.
 pub(super) struct Turn<'a> {
     turns: &'a Turns,
     stream: u64,
 }
 
 impl Turns {
-    /// Waits until no other thread has the exclusive right to enqueue into the stream, and returns that right. Returns `None` for the
-    /// per-thread default stream, which no other thread uses.
+    /// Waits until no other thread has the exclusive right to enqueue into the stream, and acquires that right for the calling thread.
+    /// Returns `None` for the per-thread default stream, because no other thread uses that stream.
     pub fn take(&self, stream: StreamHandle, gpu: usize, number: Option<u64>) -> Option<Turn<'_>> {
-        // While a call uses a stream, no other stream has the same handle, so the handle identifies the stream.
+        // While a call uses a stream, no other stream has the same handle. The handle therefore identifies a stream without a number.
         let stream = own_number(stream, gpu, number).or_else(|| (stream.0 != PER_THREAD).then_some(stream.0 as u64))?;
         let mut taken = lock(&self.taken);
         while taken.contains(&stream) {
@@ -49,14 +49,15 @@ impl Drop for Turn<'_> {
 /// Handle of the per-thread default stream (`CU_STREAM_PER_THREAD`).
 const PER_THREAD: usize = 2;
 
-/// Returns a unique number of a stream: the driver's number, or a number for the legacy default stream of a GPU. `None` if the stream has
-/// no unique number.
+/// Returns a unique number of a stream: a number for the legacy default stream of each GPU, and otherwise the driver's number `number`.
+/// Returns `None` if the stream has no unique number.
 pub(super) fn own_number(stream: StreamHandle, gpu: usize, number: Option<u64>) -> Option<u64> {
     if stream.0 < PER_THREAD { Some(u64::MAX - gpu as u64) } else { number }
 }
 
 impl Core {
-    /// Waits for the exclusive right to enqueue into a stream, and returns it.
+    /// Waits for the exclusive right to enqueue into a stream, and acquires it. Returns `None` for the per-thread default stream, because
+    /// no other thread uses that stream.
     pub fn turn(&self, stream: StreamHandle) -> Result<Option<Turn<'_>>, BackendError> {
         let found = self.streams.find(&self.gpus, stream)?;
         Ok(self.turns.take(stream, found.gpu, found.number))

@@ -1,8 +1,9 @@
-//! Compares destinations with sources after an execution (`MPGPU_VERIFY=bytes`), in stream order and without blocking the caller.
+//! Compares destinations with sources after an execution (`MPGPU_VERIFY=bytes`). The comparison runs in stream order and does not block the
+//! caller.
 //!
-//! Both ends are copied block by block to pinned memory, where a host function compares them. Executions of a stream share two blocks and
-//! are ordered by events, so transfers of any size need the same amount of memory. The comparison finds errors and is not optimized for
-//! speed.
+//! Source and destination are copied block by block to pinned memory, where a host function compares them. The executions of a stream share
+//! two blocks, and events order them. Transfers of any size therefore need the same amount of memory. The comparison is meant for finding
+//! errors, and its speed is not optimized.
 
 use super::device::Mark;
 use super::driver::{Driver, OutsideCapture, call, code, handle, lock};
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex};
 
 const BLOCK: u64 = 4 << 20;
 
-/// Result of a comparison: the first error, or `None` if there was no error.
+/// Result of comparing destinations with sources: the first error, or `None` if there was no error.
 #[derive(Debug, Default)]
 pub(super) struct Verdict(Mutex<Option<BackendError>>);
 
@@ -31,20 +32,20 @@ impl Verdict {
 }
 
 /// Pinned memory for comparisons, in pairs of blocks. One thread owns a pair while it enqueues a comparison, because enqueueing blocks
-/// while the queue of a stream is full. New work follows the last use of the pair. That use must therefore be in the same stream or
-/// finished.
+/// while the queue of a stream is full. New work in a pair must follow the pair's last use. That use must therefore be in the same stream
+/// or have finished.
 #[derive(Debug, Default)]
 pub(super) struct Verification(Mutex<Vec<Blocks>>);
 
-/// Pair of blocks of pinned memory: one for the destination and one for the source.
+/// Pair of blocks of pinned memory: one for data of the destination, and one for data of the source.
 #[derive(Debug)]
 struct Blocks {
     base: u64,
-    /// Stream in which the blocks were last used, and an event after that use. `None` before the first use.
+    /// Stream in which the blocks were last used, and an event that was recorded after that use. `None` before the first use.
     last: Option<(StreamHandle, Mark)>,
 }
 
-/// Comparison of two blocks, which the driver passes to a host function.
+/// Arguments of the host function that compares two blocks.
 struct Comparison {
     verdict: Arc<Verdict>,
     dst: u64,
@@ -73,8 +74,8 @@ unsafe extern "C" fn compare(comparison: *mut c_void) {
 }
 
 impl Verification {
-    /// Enqueues the comparison of every transfer's destination with its source in the caller's stream, which belongs to `gpu`, and returns
-    /// the object that will contain the result. Requires the context of `gpu` to be current.
+    /// Enqueues the comparison of every transfer's destination with its source in the caller's stream. Returns the object that will contain
+    /// the result. The stream belongs to `gpu`, whose context must be current.
     pub fn enqueue(&self, gpus: &Gpus, execution: &Execution<'_>, gpu: usize) -> Result<Arc<Verdict>, BackendError> {
         let free = {
             let mut free = lock(&self.0);
@@ -88,14 +89,14 @@ impl Verification {
         enqueued
     }
 
-    /// Frees the blocks. All work on them must have finished.
+    /// Frees the blocks. All work that uses them must have finished.
     pub fn release(&self, gpus: &Gpus) {
         for blocks in std::mem::take(&mut *lock(&self.0)) {
-            // The blocks were allocated in the context of one of these GPUs. After a reset they no longer exist.
+            // The blocks were allocated in the context of one of these GPUs. After a reset of this GPU they no longer exist.
             if !gpus.has_lost()
                 && let Some(primary) = gpus.in_use().next()
             {
-                // Freeing is tried even if the context cannot be made current, because no other code would free the blocks.
+                // The blocks are freed even if the context cannot be made current, because no other code would free them.
                 let _current = primary.enter();
                 // SAFETY: `Blocks::new` allocated the memory. No enqueued work uses it any more.
                 unsafe { (gpus.driver.cuMemFreeHost)(handle(blocks.base as usize)) };

@@ -1,21 +1,21 @@
-//! Records the waits for signals on streams, so that waits for an exited peer can be ended.
+//! Stores the waits of streams and kernels for signals, so that waits for an exited peer can be ended.
 
 use crate::backend::{Allocation, Signal, StepFate};
 use crate::ipc::signal;
 use ahash::HashMap;
 
-/// Enqueued waits of streams for signals that may not have arrived yet, including waits that are about to be enqueued.
+/// Table of waits for signals that may not have arrived yet. It includes waits that are about to be enqueued.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     pub pending: Vec<Signal>,
-    /// Highest awaited value of each counter for which captured graphs wait, by the counter's address. Reaching this value also ends the
-    /// waits for lower values.
+    /// Highest value of each counter for which captured graphs wait, by the counter's address. If the counter reaches this value, the waits
+    /// for lower values end as well.
     pub captured: HashMap<u64, u64>,
-    /// States of the steps of node plans that kernels execute, by the address of the counter whose setting makes a kernel abandon its step.
+    /// States of the communication steps that kernels execute, by the address of a counter. Setting this counter makes the kernel abandon
+    /// the step.
     pub stops: HashMap<u64, StepFate>,
-    /// Waits whose counters this process has set in place of an exited process. Another process that sets the same counter to a smaller
-    /// value overwrites this value, and a stream that reaches its wait afterwards would wait for ever. The counters are therefore set
-    /// again.
+    /// Waits whose counters this process has set in place of an exited process. Another process may set such a counter to a smaller value
+    /// afterwards, and a stream that reaches its wait then would wait for ever. The counters are therefore set again at intervals.
     pub failed: Vec<Signal>,
 }
 
@@ -28,8 +28,8 @@ impl Waits {
         }
     }
 
-    /// Removes waits from the table that the driver has refused to enqueue. Waits whose counters were set in the meantime are no longer
-    /// present.
+    /// Removes waits from the table that the driver has refused to enqueue. The table no longer contains waits whose counters were set in
+    /// the meantime.
     pub fn take_back(&mut self, signals: &[Signal]) {
         for signal in signals {
             if let Some(index) = self.pending.iter().rposition(|pending| pending == signal) {
@@ -58,7 +58,7 @@ mod tests {
             [0x1000, 0x1008].into_iter().for_each(|counter| waits.capture(Signal { counter, value }));
         }
         assert_eq!(waits.captured, HashMap::from_iter([(0x1000, 9999), (0x1008, 9999)]));
-        // Counters may overflow.
+        // The value of a counter may overflow.
         waits.capture(Signal { counter: 0x1000, value: u64::MAX });
         waits.capture(Signal { counter: 0x1000, value: 3 });
         assert_eq!(waits.captured[&0x1000], 9999);

@@ -1,12 +1,13 @@
-//! Copies between pageable host memory and slots of pinned memory by threads ([`Mechanism::Thread`]), concurrently with copy engines.
+//! Copies between pageable host memory and slots of pinned staging memory by threads ([`Mechanism::Thread`]), at the same time as copy
+//! engines work.
 //!
 //! All work is enqueued when an execution is submitted, without waiting. Streams and threads notify each other by words in pinned memory,
 //! one word for each operation. If a stream needs the result of a thread's copy, a stream operation waits for the word of that copy. If a
-//! thread needs the result of a stream operation, the stream sets the word of that operation. An execution sets its words to a value of its
-//! own, larger than that of any earlier execution that used them, so the words are never reset.
+//! thread needs the result of a stream operation, the stream sets the word of that operation. Each execution sets its words to a value that
+//! is larger than that of any earlier execution which used them. The words are therefore never reset.
 //!
-//! Threads run any ready copy and never wait for one ([`CopyPool`]). An operation waits only for earlier operations of its program, and is
-//! enqueued after all of these. Executions that share rings run in the order in which their streams reach them.
+//! Threads run any ready copy and never wait for a copy ([`CopyPool`]). An operation waits only for earlier operations of its program, and
+//! is enqueued after all of them. Executions that share staging rings run in the order in which their streams reach them.
 //!
 //! If the system has several NUMA nodes, a thread runs on the node of the memory that it copies first for an execution.
 
@@ -27,37 +28,39 @@ use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Program divided into operations that streams execute and copies that threads make.
+/// Program that is divided into operations for streams and copies for threads.
 #[derive(Debug)]
 pub(super) struct Divided {
-    /// Undivided program, kept so that its address is not reused for another program.
+    /// The undivided program. It is kept alive, so that no other program gets the same address.
     whole: Arc<Program>,
-    /// Operations of the program that streams execute, without the copies that threads make.
+    /// The program without the copies that threads make. Streams execute this program.
     pub streams: Arc<Program>,
-    /// Synchronisation words that each operation of `streams` waits for and sets, in the order of the operations.
+    /// Synchronisation words that each operation of `streams` waits for and sets, in the order of these operations.
     pub hands: Vec<StreamHand>,
-    /// Lists of copies that threads make. The copies of one list (lane) run in order; they are operation indices in the undivided program.
+    /// Lists of copies that threads make. The copies of one list (lane) run in order. Each entry is the index of an operation of the
+    /// undivided program.
     lanes: Vec<Vec<u32>>,
     /// Total number of bytes that threads copy.
     bytes: u64,
-    /// True if the caller's stream must wait for the last copy of the threads. Otherwise stream operations already wait for all of these
-    /// copies.
+    /// True if the caller's stream must wait for the last copy of the threads. False if operations in streams already wait for the last
+    /// copies of all lists.
     pub has_end: bool,
-    /// Staging rings through which threads and streams pass data. The field `writes_rings` is true if a stream writes to one of them.
+    /// Staging rings through which threads and streams pass data. If a stream writes to one of these rings, the next field is true.
     rings: Vec<RingId>,
     pub writes_rings: bool,
 }
 
-/// Synchronisation words of one stream operation, by operation indices in the undivided program.
+/// Synchronisation words of one stream operation. They are given as indices of operations in the undivided program.
 #[derive(Debug, Default)]
 pub(super) struct StreamHand {
     pub waits: SmallVec<[u32; 2]>,
-    /// Index of this operation's own word, which the stream sets afterwards. `None` if no thread waits for the operation.
+    /// Index of this operation's own word, which the stream sets after the operation. `None` if no thread waits for the operation.
     pub tells: Option<u32>,
 }
 
 impl Divided {
-    /// Returns the division of an execution's program between streams and threads, which its plan caches. `None` if threads copy nothing.
+    /// Returns the division of an execution's program between streams and threads. The plan's state caches it. Returns `None` if threads
+    /// copy nothing.
     pub fn of(execution: &Execution<'_>, gpu: usize, state: &PlanState) -> Option<Arc<Divided>> {
         if !by_threads(execution.program) {
             return None;
@@ -75,7 +78,7 @@ impl Divided {
         let lanes = program.ops.iter().filter(|op| op.mechanism != Mechanism::Thread).map(|op| op.lane.0 as usize + 1).max().unwrap_or(0);
         let mut streams = Program { lanes: program.lanes[..lanes].to_vec(), ops: Vec::new(), ..Program::clone(program) };
         let (mut hands, mut bytes): (Vec<StreamHand>, u64) = (Vec::new(), 0);
-        // Index in `streams` of each operation of the whole program, or `u32::MAX` for a copy that threads make.
+        // Index in `streams` of each operation of the undivided program, or `u32::MAX` for a copy that a thread makes.
         let mut number: Vec<u32> = Vec::with_capacity(program.ops.len());
         let mut awaited = vec![false; program.ops.len()];
         let mut copies: Vec<Vec<u32>> = vec![Vec::new(); program.lanes.len()];
@@ -110,22 +113,24 @@ impl Divided {
         Divided { whole: Arc::clone(program), streams: Arc::new(streams), hands, lanes: copies, bytes, has_end, rings, writes_rings }
     }
 
-    /// Returns the indices (in the undivided program) of the copies that threads make.
+    /// Returns the copies that threads make, as indices of operations in the undivided program.
     fn copies(&self) -> impl Iterator<Item = u32> {
         self.lanes.iter().flatten().copied()
     }
 }
 
-/// True if threads make some copies of the program. The lanes (sequences) of these copies belong to the host and come last.
+/// True if threads make some copies of the program. These copies are in the last lanes (sequences of operations) of the program, whose
+/// device is the host.
 pub(super) fn by_threads(program: &Program) -> bool {
     program.lanes.last().is_some_and(|lane| lane.device.is_host()) && program.ops.iter().any(|op| op.mechanism == Mechanism::Thread)
 }
 
-/// Number of synchronisation words of a job besides the word of each operation. The stream has reached the job, the job may use its staging
-/// rings, the last copy has finished, the stream has passed the job.
+/// Number of synchronisation words of a job in addition to one word for each operation. The additional words are set when the stream has
+/// reached the execution, when the job may use its staging rings, when the last copy has finished, and when the stream has passed the
+/// execution.
 const OWN_WORDS: usize = 4;
 
-/// Pinned memory for the synchronisation words of an execution, used by one execution at a time.
+/// Block of pinned memory for the synchronisation words of an execution. One execution at a time uses a block.
 #[derive(Debug)]
 struct WordBlock {
     base: u64,
@@ -136,32 +141,32 @@ struct WordBlock {
 #[derive(Debug, Default)]
 struct WordBlocks {
     spare: Mutex<Vec<WordBlock>>,
-    /// Blocks of synchronisation words of cancelled jobs. Streams may still set these words, so the blocks are not reused.
+    /// Blocks of cancelled jobs. Streams may still set words in these blocks, so they are not reused.
     retired: Mutex<Vec<WordBlock>>,
 }
 
-/// Job of the copy threads: all copies that they make for one execution.
+/// Job of the copy threads: all copies that threads make for one execution.
 #[derive(Debug)]
 pub(super) struct Job {
     endpoints: Arc<[Endpoints]>,
     rings: Arc<[u64]>,
     divided: Arc<Divided>,
-    /// Byte ranges of the staging rings through which this job's threads and streams pass data.
+    /// Byte ranges of the staging rings through which the threads and streams of this job pass data.
     ring_bytes: SmallVec<[Range<u64>; 4]>,
     stream: Option<u64>,
     words: WordBlock,
     all_words: Arc<WordBlocks>,
-    /// Value to which the job's words are set. It is larger than that of any earlier job that used the words.
+    /// Value to which the job's synchronisation words are set. It is larger than that of any earlier job that used these words.
     pub value: u64,
     /// Number of copies of the job that have not finished.
     left: AtomicUsize,
-    /// True once a copy of the job has failed. The job's later steps then copy nothing.
+    /// True once a copy of the job has failed. The later copies of the job are then skipped.
     has_failed: AtomicBool,
-    /// True if submitting the execution failed halfway. Its streams may then never set a word that a thread waits for.
+    /// True if submitting the execution failed halfway. Its streams may then never set a word for which a thread waits.
     is_cancelled: AtomicBool,
     /// Address ranges of the process's private memory, which threads copy without a system call. The first thread that needs the ranges
-    /// determines them, which takes a millisecond or more, while the other threads copy by system calls. The ranges are not determined if
-    /// few bytes are copied.
+    /// reads them, which takes a millisecond or more. Meanwhile, other threads copy by system calls. If the job copies few bytes, the
+    /// ranges are not read.
     private: OnceLock<PrivateRanges>,
     is_looked_for: AtomicBool,
     pub verdict: Arc<Verdict>,
@@ -178,7 +183,7 @@ impl Job {
         self.words.base + 8
     }
 
-    /// Returns the address of the word that the job's last copy sets.
+    /// Returns the address of the word that a thread sets after the job's last copy.
     pub fn end(&self) -> u64 {
         self.words.base + 16
     }
@@ -188,7 +193,7 @@ impl Job {
         self.words.base + 24
     }
 
-    /// Returns the address of the word that is set after operation `op`.
+    /// Returns the address of the word that is set after operation number `op` of the undivided program.
     pub fn word(&self, op: u32) -> u64 {
         self.words.base + 8 * (OWN_WORDS as u64 + u64::from(op))
     }
@@ -199,7 +204,7 @@ impl Job {
         unsafe { &*with_exposed_provenance::<AtomicU64>(word as usize) }
     }
 
-    /// True if the word at an address has this job's value, or a larger one.
+    /// True if the word at the address `word` contains this job's value or a larger one.
     fn is_set(&self, word: u64) -> bool {
         self.at(word).load(Ordering::Acquire) >= self.value
     }
@@ -208,7 +213,8 @@ impl Job {
         self.at(word).store(self.value, Ordering::Release);
     }
 
-    /// Cancels the job. Threads copy no more bytes for it and no longer wait for its streams, so streams that wait for threads continue.
+    /// Cancels the job. Threads then make no more copies for it and do not wait for its streams. They still set the words, so streams that
+    /// wait for threads continue.
     pub fn cancel(&self) {
         self.has_failed.store(true, Ordering::Release);
         self.is_cancelled.store(true, Ordering::Release);
@@ -222,14 +228,14 @@ impl Job {
         address(&self.divided.whole, &self.endpoints, &self.rings, place)
     }
 
-    /// Makes the copies of operation `op`.
+    /// Makes the copies of operation number `op` of the undivided program.
     fn copy(&self, op: u32) -> Result<(), BackendError> {
         let is_little = self.divided.bytes < LITTLE_BYTES;
         for copy in &self.divided.whole.ops[op as usize].copies {
             let (to, from, bytes) = (self.address(copy.to), self.address(copy.from), copy.bytes as usize);
             let reads = matches!(copy.to, Place::Slot { .. });
             if !is_little && !self.is_looked_for.swap(true, Ordering::Relaxed) {
-                // The value can be set only by this thread.
+                // No other thread sets this value, so the call cannot fail.
                 let _ = self.private.set(PrivateRanges::look());
             }
             let ordinary = if reads { from } else { to };
@@ -266,7 +272,7 @@ impl Drop for Job {
     }
 }
 
-/// State of a copy thread: the NUMA node on which it runs, and the job for which it last moved.
+/// State of a copy thread: the NUMA node on which it runs, and the last job for which it moved to a node.
 pub(super) struct Worker {
     near: NearMemory,
     /// Value of the last job for which the thread moved to the NUMA node of the job's memory.
@@ -304,7 +310,7 @@ impl PoolJob for Job {
 
     fn take_grant_back(&self) {
         self.at(self.granted()).store(self.value - 1, Ordering::SeqCst);
-        // The fence orders the store before the check for the stream's arrival.
+        // The fence orders this store before the check whether the stream has arrived.
         fence(Ordering::SeqCst);
     }
 
@@ -321,7 +327,8 @@ impl PoolJob for Job {
     }
 
     fn run(&self, op: u32, worker: &mut Worker) {
-        // The thread moves once for each execution. If the execution's memory is on several nodes, threads are distributed in proportion.
+        // The thread moves once for each execution. If the execution's memory is on several NUMA nodes, the threads are distributed over
+        // these nodes in proportion.
         if worker.last != self.value {
             worker.near.go_to(self.ordinary_end(op));
             worker.last = self.value;
@@ -339,8 +346,8 @@ impl PoolJob for Job {
     }
 }
 
-/// Number of bytes of a job below which the ranges of private memory are not determined. Determining them takes longer than it saves,
-/// because a process with a GPU has thousands of address ranges.
+/// Minimum number of bytes of a job for which the ranges of private memory are read. For smaller jobs, reading them takes longer than it
+/// saves, because a process with a GPU has thousands of address ranges.
 const LITTLE_BYTES: u64 = 32 << 20;
 
 /// Copy threads of a backend, and the synchronisation words of their jobs.
@@ -348,12 +355,13 @@ const LITTLE_BYTES: u64 = 32 << 20;
 pub(super) struct Workers {
     pool: CopyPool<Job>,
     words: Arc<WordBlocks>,
-    /// Value to which the words of the latest job are set. The next job gets a larger value.
+    /// Value to which the words of the most recent job are set. The next job gets a larger value.
     value: AtomicU64,
 }
 
 impl Workers {
-    /// Creates the copy threads' job for an execution of a divided program. No copy begins before [`start`](Workers::start).
+    /// Creates the job of the copy threads for an execution of a divided program. No copy begins before [`start`](Workers::start) is
+    /// called.
     pub fn job(&self, gpus: &Gpus, execution: &Execution<'_>, start: &Start, divided: &Arc<Divided>) -> Result<Arc<Job>, BackendError> {
         let count = OWN_WORDS + execution.program.ops.len();
         let ring_bytes = divided.rings.iter().map(|ring| {
@@ -384,18 +392,18 @@ impl Workers {
         }))
     }
 
-    /// Passes a job to the copy threads, and starts threads until there is one for each lane (sequence) of copies that threads make.
+    /// Passes a job to the copy threads, and starts threads until there are at least as many as the job has lists of copies (lanes).
     pub fn start(&self, job: &Arc<Job>) -> Result<(), BackendError> {
         self.pool.give(job)
     }
 
-    /// Waits until no thread works on a cancelled job. The job's streams must have finished all their work.
+    /// Waits until no thread works on a cancelled job. All work of the job's streams must have finished.
     pub fn abandon(&self, job: &Arc<Job>) {
         job.set(job.over());
         self.pool.wait(job);
     }
 
-    /// Ends the copy threads. All work of streams must have finished.
+    /// Ends the copy threads and frees their synchronisation words. All work of streams must have finished.
     pub fn release(&self, gpus: &Gpus) {
         self.pool.close();
         let blocks = [&self.words.spare, &self.words.retired].map(|blocks| std::mem::take(&mut *lock(blocks)));
@@ -412,7 +420,7 @@ impl Workers {
 }
 
 impl WordBlock {
-    /// Allocates a block of words. Requires a current context.
+    /// Allocates a block of synchronisation words. Requires a current context.
     fn new(gpus: &Gpus, count: usize) -> Result<WordBlock, BackendError> {
         let count = count.next_power_of_two().max(512);
         let _outside = OutsideCapture::enter(gpus.driver);
