@@ -23,7 +23,8 @@ pub(super) fn steps<H: Harness>() -> [(&'static str, Step<H>); 9] {
     ]
 }
 
-/// Returns the index of the first hop between GPUs, or of the first hop if there is none.
+/// Returns the index of the first hop between two GPUs. If there is none, returns the index of the first hop of any kind. `None` if there
+/// are no hops.
 fn first<H: Harness>(session: &Session<'_, H>) -> Option<usize> {
     let between_gpus = |hop: &(DeviceId, DeviceId)| !hop.0.is_host() && !hop.1.is_host();
     session.hops.iter().position(between_gpus).or((!session.hops.is_empty()).then_some(0))

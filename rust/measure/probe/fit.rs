@@ -26,7 +26,7 @@ use crate::model::{FlowRate, MaxMin};
 use crate::topology::{DeviceId, Resource, ResourceId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Smallest number of measurements from which a capacity is derived.
+/// Smallest number of measurements of a set of copies from which a shared capacity is derived.
 const LEAST_REPEATS: usize = 2;
 /// Factor by which a host copy in a set with copies between GPUs may exceed its isolated time before the excess counts as contention. The
 /// factor is large because buffers of host memory differ in speed, and other programs use host memory.
@@ -41,26 +41,26 @@ pub(super) const MEDIAN: f64 = 0.5;
 /// Rates and shared capacities of a machine. Hops are identified by their index in the list of measured hops.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Capacities {
-    /// Rate of an isolated copy on each hop in bytes/s.
+    /// Rate in bytes/s of an isolated copy on each hop (pair of source and destination device).
     pub rates: Vec<f64>,
     pub shared: Vec<Shared>,
 }
 
-/// Capacity that several hops share.
+/// Capacity that several hops (pairs of source and destination device) share.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Shared {
     /// List with one entry for each hop, which is true if the hop shares the capacity.
     pub members: Vec<bool>,
-    /// Capacity in bytes/s.
+    /// Shared capacity in bytes/s.
     pub capacity: f64,
-    /// Capacity for data that is staged in host memory, in bytes/s; `None` if it equals `capacity`.
+    /// Shared capacity in bytes/s for data that is staged in host memory; `None` if it equals `capacity`.
     pub staged: Option<f64>,
 }
 
 /// Copies that were started together, and the time in seconds that they took, without fixed costs.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sample {
-    /// Hop index and number of bytes of each copy.
+    /// Index of the hop, and number of bytes, of each copy.
     pub copies: Vec<(usize, f64)>,
     pub seconds: f64,
 }
@@ -76,7 +76,7 @@ impl Sample {
 }
 
 impl Shared {
-    /// Creates a capacity that `hops` share; `all` is the total number of hops.
+    /// Creates a shared capacity of `capacity` bytes/s for the given hops. `all` is the number of all hops of the machine.
     pub fn of(hops: impl IntoIterator<Item = usize>, all: usize, capacity: f64) -> Shared {
         let mut members = vec![false; all];
         hops.into_iter().for_each(|hop| members[hop] = true);
@@ -140,7 +140,8 @@ impl Capacities {
         flows.iter().map(|flow| flow.rate).collect()
     }
 
-    /// Returns the capacities that explain these samples.
+    /// Returns the shared capacities that explain the measured times of sets of copies, together with `rates`, the rates of isolated copies
+    /// on each hop.
     pub fn fit(rates: Vec<f64>, ends: &[Ends], samples: &Samples, tolerance: f64) -> Capacities {
         let mut fit = Capacities { rates, shared: Vec::new() };
         let sets: Vec<(Sample, &[Sample])> = samples.values().map(|of_set| (fit.ranked(of_set, MEDIAN), &of_set[..])).collect();

@@ -24,7 +24,7 @@ const VISITS: usize = 4;
 /// not mistaken for contention.
 const HOST_PART: f64 = 0.5;
 
-/// State of one probe.
+/// State of one probe (measurement of a machine).
 pub(super) struct Session<'a, H: Harness> {
     pub harness: &'a mut H,
     pub options: &'a ProbeOptions,
@@ -253,7 +253,7 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(true)
     }
 
-    /// Fits capacities again without the measurements of exactly this set of hops.
+    /// Fits the shared capacities again, without the measurements of exactly this set of hops.
     fn refit(&mut self, without: &[usize]) {
         let left_out = self.samples.remove_entry(without);
         self.fit = Capacities::fit(std::mem::take(&mut self.fit.rates), &self.hops, &self.samples, self.options.tolerance);

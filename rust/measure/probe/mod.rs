@@ -8,9 +8,9 @@
 //! | --- | --- |
 //! | `sets` | the sets of copies to measure |
 //! | `measure` | sizes, repetitions, and which measurements are repeated |
-//! | `fit` | rates and shared capacities: predictions from them, and fitting them to samples |
+//! | `fit` | rates and shared capacities: fit to measured times, and prediction of times |
 //! | `costs` | fixed costs: issue, batches, kernels, fork and join |
-//! | `pipelines` | costs of pipelines that run together with a direct copy, and their combined capacity |
+//! | `pipelines` | costs of pipelined copies that run together with a direct copy, and capacities for staged data |
 //! | `build` | conversion of the fit to a topology |
 //!
 //! The module is pure: it uses no backend and no clock. Equal times give equal topologies.
@@ -30,7 +30,7 @@ use measure::Session;
 /// Source and destination device of a copy.
 type Ends = (DeviceId, DeviceId);
 
-/// One plain copy from one device to another.
+/// One direct copy from one device to another.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Hop {
     /// Device whose memory the copy reads.
@@ -44,9 +44,10 @@ pub struct Hop {
 /// Work whose time a harness measures.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub enum Work<'a> {
-    /// Plain copies that start together, each on its own internal stream.
+    /// Direct copies that start together, each on its own internal stream.
     Together(&'a [Hop]),
-    /// `count` copies like `hop` on one internal stream. Depending on `mechanism` they are plain copies, one batched call, or one kernel.
+    /// `count` copies like `hop` on one internal stream. Depending on `mechanism`, they are individual copies, one batched call, or one
+    /// kernel.
     Many {
         /// Copy that is made `count` times.
         hop: Hop,
@@ -55,11 +56,11 @@ pub enum Work<'a> {
         /// Mechanism by which the copies are made.
         mechanism: Mechanism,
     },
-    /// Plain copies and pipelines that start together, executed in the same way as plans.
+    /// Direct copies and pipelined copies that start together, executed in the same way as plans.
     Paths {
-        /// Plain copies, each on its own internal stream.
+        /// Direct copies, each on its own internal stream.
         direct: &'a [Hop],
-        /// Pipelines, each on two internal streams.
+        /// Pipelined copies, each on two internal streams.
         staged: &'a [Pipeline],
     },
 }
@@ -78,7 +79,7 @@ impl Work<'_> {
     }
 }
 
-/// Copy whose data is staged in the memory of a third device.
+/// Pipelined copy, whose data is staged in the memory of a third device.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Pipeline {
     /// Source, destination and size of the whole copy.
@@ -92,7 +93,7 @@ pub struct Pipeline {
 /// Times of one run of a measurement.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Timing {
-    /// Time in seconds until the calling thread has submitted everything.
+    /// Time in seconds that the calling thread needs to submit all work.
     pub issue: f64,
     /// Time in seconds from submission until the host sees that the last byte has arrived.
     pub total: f64,
@@ -101,9 +102,9 @@ pub struct Timing {
 /// One measurement: the work and the times of its runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reading {
-    /// Plain copies that start together.
+    /// Direct copies of the work, which start together.
     pub direct: Vec<Hop>,
-    /// Pipelines that start together with the plain copies; see [`Work::Paths`].
+    /// Pipelined copies that start together with the direct copies; see [`Work::Paths`].
     pub staged: Vec<Pipeline>,
     /// Mechanism and number of copies if the work is [`Work::Many`]; `direct` then holds the copy that is repeated. `None` for other work.
     pub many: Option<(Mechanism, u32)>,
@@ -123,7 +124,7 @@ impl Reading {
         Reading { direct, staged, many, as_plan: matches!(work, Work::Paths { .. }), runs }
     }
 
-    /// True if the work consists of plain copies that start together.
+    /// True if the work consists only of direct copies that start together.
     fn is_plain(&self) -> bool {
         self.many.is_none() && !self.as_plan && !self.direct.is_empty()
     }
@@ -149,8 +150,8 @@ pub enum Integrity {
     },
 }
 
-/// Harness that measures copies for a probe. It does so on a machine that nothing else uses meanwhile, or in tests from a model or stored
-/// measurements.
+/// Interface by which a probe (measurement of a machine) measures copies. Implementations execute the copies on an otherwise idle machine.
+/// In tests, they take the times from a model or from stored measurements.
 pub trait Harness {
     /// Error type: the reason why a copy could not be made.
     type Error;
@@ -167,7 +168,7 @@ pub trait Harness {
     fn room(&self) -> u64;
 }
 
-/// Options for the effort of a probe.
+/// Options for the effort of a probe (measurement of a machine).
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProbeOptions {
     /// Time in seconds that one isolated copy should take when capacities are measured.
@@ -213,10 +214,10 @@ impl ProbeOptions {
     }
 }
 
-/// Progress of a probe, for display.
+/// Progress of a probe (measurement of a machine), for display.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Progress {
-    /// Name of the current stage.
+    /// Name of the current stage of the probe.
     pub stage: &'static str,
     /// Number of parts of the stage that have been completed.
     pub done: u32,
@@ -246,9 +247,9 @@ pub struct HopFound {
 pub struct Group {
     /// Name of the shared resource. It is the name in the topology if the topology has this resource.
     pub name: String,
-    /// Combined capacity in bytes/s.
+    /// Capacity that the hops share, in bytes/s.
     pub capacity: f64,
-    /// Combined capacity in bytes/s for data that is staged in host memory; `None` if it equals `capacity`.
+    /// Capacity that the hops share for data that is staged in host memory, in bytes/s; `None` if it equals `capacity`.
     pub staged: Option<f64>,
     /// Hops that share the capacity.
     pub hops: Vec<(DeviceId, DeviceId)>,
@@ -267,12 +268,12 @@ pub struct Pair {
     pub slowdown: f64,
 }
 
-/// Result of a probe.
+/// Result of a probe (measurement of a machine).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probed {
     /// Topology of the measured machine.
     pub topology: Topology,
-    /// Results for every hop that was tried.
+    /// Results for every hop (pair of source and destination device) that was tested.
     pub hops: Vec<HopFound>,
     /// Every shared capacity that was found, with its hops.
     pub groups: Vec<Group>,
@@ -377,7 +378,7 @@ fn finish<H: Harness, E>(
 }
 
 /// Returns a note that states how much the times of repeated host copies differ, or `None` if no host copy was repeated. The times differ
-/// because each repetition uses a different host buffer. Plans use other buffers again.
+/// because each repetition uses a different host buffer. The times of plans differ from them too, because plans use other buffers.
 fn spread(readings: &[Reading]) -> Option<String> {
     /// Size in bytes from which the startup time of a copy is negligible.
     const LONG: u64 = 8 << 20;

@@ -17,16 +17,16 @@ const LENGTHS: [f64; 5] = [0.125, 0.25, 0.5, 1.0, 2.0];
 const DIRECT_ENDS: f64 = 0.85;
 /// Fraction of the direct copy's time after which the pipeline ends, in measurements of fork and join.
 const PIPELINE_ENDS: f64 = 0.5;
-/// Largest size of a direct copy, as a fraction of [`Harness::room`]. The limit for a pipeline is [`STAGED`]. With these limits one direct
-/// copy, one pipeline and two rings fit on a device.
+/// Largest size of a direct copy, as a fraction of [`Harness::room`]. The limit for a pipelined transfer is [`STAGED`]. With these limits,
+/// the memory of a device has space for one direct copy, one pipelined transfer and two staging rings.
 const DIRECT: f64 = 0.5;
-/// Largest size of a pipeline, as a fraction of [`Harness::room`]; see [`DIRECT`].
+/// Largest size of a pipelined transfer, as a fraction of [`Harness::room`]; see [`DIRECT`].
 const STAGED: f64 = 0.125;
 
 /// Minimum fraction of a pipeline's rate that must add to the rate of the direct copy. Plans do not use a pipeline that adds less.
 const ADDED: f64 = 0.75;
 
-/// Pipeline, with the plain copy that plans run at the same time.
+/// Pipelined path, with the direct path on which plans copy at the same time.
 struct PipelinePath {
     from: DeviceId,
     via: DeviceId,
@@ -36,8 +36,8 @@ struct PipelinePath {
 }
 
 impl PipelinePath {
-    /// Returns the pipeline from `from` through `via` to `to`. Returns `None` if the machine lacks its links, or if no plan uses it because
-    /// its bottleneck is shared with the direct copy.
+    /// Returns the pipeline from `from` through `via` to `to`. Returns `None` if the machine has no routes for its two hops, or if no plan
+    /// uses the pipeline because it shares its bottleneck with the direct copy.
     fn new(machine: &Machine, from: DeviceId, via: DeviceId, to: DeviceId) -> Option<PipelinePath> {
         let path = PathModel::new(machine, &[machine.route(from, via)?, machine.route(via, to)?]);
         let direct = machine.route(from, to).map(|route| PathModel::new(machine, &[route]));
@@ -208,8 +208,9 @@ pub(super) fn staging_both_ways<H: Harness>(session: &mut Session<'_, H>, machin
     Ok(())
 }
 
-/// Reduces the capacity for staged data, both directions together, of all links between GPUs and host memory. The factor of the reduction
-/// is that of the narrowest link in `links`, which carried `carried` bytes/s.
+/// Reduces the capacity for staged data, both directions together, of all links between GPUs and host memory. All these capacities are
+/// multiplied by one factor: `carried`, the number of bytes/s that the measured links carried, divided by the smallest known capacity of
+/// the links in `links`.
 fn slow_both_ways<H: Harness>(session: &mut Session<'_, H>, links: &[[DeviceId; 2]], carried: f64) {
     let hops = session.hops.clone();
     let fit = &mut session.fit;

@@ -107,8 +107,8 @@ pub(super) fn families(hops: &[Ends], devices: &[DeviceId]) -> Vec<Vec<usize>> {
     sets
 }
 
-/// Returns three sets: all copies from host memory, all copies to it, and both. Also returns the first two sets without each one of their
-/// copies, because memory slows down before it is saturated.
+/// Returns three sets: all copies from host memory, all copies to it, and both. Also returns each subset of the first two sets that lacks
+/// one copy, because memory slows down before it is saturated.
 pub(super) fn of_host(hops: &[Ends]) -> Vec<Vec<usize>> {
     let select = |wanted: &dyn Fn(bool, bool) -> bool| -> Vec<usize> {
         hops.iter().enumerate().filter(|(_, hop)| wanted(hop.0.is_host(), hop.1.is_host())).map(|(index, _)| index).collect()

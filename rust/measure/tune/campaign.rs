@@ -19,7 +19,7 @@ pub enum Search {
     Paths,
     /// Starts from the model's plan and varies one parameter (coordinate) at a time.
     Short,
-    /// Makes the short search and also scores the whole grid, to compare the results.
+    /// Makes the short search, and also scores the whole grid of settings, to compare the results.
     Both,
 }
 
@@ -42,9 +42,9 @@ pub struct Campaign<'a> {
 /// Results of the searches for one batch with one engine.
 #[derive(Clone, Debug)]
 pub struct EngineResult {
-    /// Result of the short search.
+    /// Result of the search that starts from the model's plan ([`Search::Short`] or [`Search::Paths`]).
     pub short: Found,
-    /// Result of scoring the whole grid, if this was requested.
+    /// Result of scoring the whole grid of settings; `None` if this was not requested.
     pub grid: Option<Found>,
     /// True if the better of the two results was faster, in a direct comparison, than the currently chosen plan, which may use another
     /// engine.
@@ -52,7 +52,7 @@ pub struct EngineResult {
 }
 
 impl EngineResult {
-    /// Returns the best plan of the two results.
+    /// Returns the faster of the best plans of both searches.
     pub fn best(&self) -> &Trial {
         match &self.grid {
             Some(grid) if grid.best.seconds < self.short.best.seconds => &grid.best,
@@ -72,7 +72,8 @@ pub struct TunedPoint {
     pub class: Class,
     /// Size of each transfer in bytes.
     pub size: u64,
-    /// Time in seconds of the currently chosen plan. This is the model's plan, or the plan that a context chooses with the judged tuning.
+    /// Time in seconds of the currently chosen plan. This is the model's plan, or the plan that a context chooses with the evaluated tuning
+    /// ([`Campaign::in_force`]).
     pub chosen: f64,
     /// Results if streams execute the plan.
     pub stream: EngineResult,

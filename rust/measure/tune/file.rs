@@ -199,7 +199,7 @@ pub fn read(path: &Path) -> Result<Tuning, TuningError> {
     parse(&text).map_err(in_file)
 }
 
-/// Reads a tuning file. Refuses a tuning that was not made for this machine and this backend.
+/// Reads a tuning file. Returns an error if the tuning was not made for this machine and this backend.
 pub fn load(path: &Path, machine: &Machine, backend: &str) -> Result<Tuning, TuningError> {
     let tuning = read(path)?;
     tuning.check(machine, backend).map_err(|source| TuningError::InFile { path: path.into(), source: Box::new(source) })?;
@@ -219,7 +219,7 @@ impl Lines<'_> {
         TuningError::Invalid(format!("line {}: {key} = {value}: must be {must}", self.of(place.span().start)))
     }
 
-    /// Refuses a text that is not a hash of 16 hexadecimal digits.
+    /// Returns an error if a text is not a hash of 16 hexadecimal digits.
     fn digits(&self, text: &Spanned<String>, key: &str) -> Result<(), TuningError> {
         if text.as_ref().len() == 16 && text.as_ref().bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Ok(());
@@ -227,7 +227,7 @@ impl Lines<'_> {
         Err(self.refuse(text, key, shorten(text.as_ref(), 32), "the 16 hexadecimal digits that tuning wrote"))
     }
 
-    /// Refuses a list of entries whose sizes do not ascend.
+    /// Returns an error if the sizes of a list of entries do not ascend.
     fn ascending<T>(&self, entries: &[Spanned<T>], from: impl Fn(&T) -> u64) -> Result<(), TuningError> {
         for two in entries.windows(2) {
             let (before, here) = (from(two[0].as_ref()), from(two[1].as_ref()));
@@ -301,7 +301,7 @@ fn engine(lines: &Lines<'_>, entry: EngineEntry) -> Result<EngineTuning, TuningE
     Ok(EngineTuning { min_bytes: entry.min_bytes, sizes: sizes.collect::<Result<_, _>>()? })
 }
 
-/// Converts a factor to thousandths, and refuses a factor out of range.
+/// Converts the factor of a share to thousandths. Returns an error if the factor is out of range.
 fn weight(lines: &Lines<'_>, key: &str, factor: Option<Spanned<f64>>) -> Result<Option<u16>, TuningError> {
     let Some(factor) = factor else { return Ok(None) };
     let thousandths = (factor.as_ref() * 1000.0).round();

@@ -1,6 +1,6 @@
-//! Implements the exhaustive search, which scores every combination of a grid. The papers vary the number of paths, the host path, and 1 to
-//! 16 chunks for each path. This grid also varies the shares, that is, which part of the data each path gets, by weights that multiply the
-//! model's shares.
+//! Implements the exhaustive search, which scores every combination of a grid. The papers that the module `tune` cites vary the number of
+//! paths, the use of a path through host memory, and 1 to 16 chunks for each path. This grid also varies the shares, that is, which part of
+//! the data each path gets, by weights that multiply the model's shares.
 
 use super::error::TuneError;
 use super::score::Score;
@@ -14,7 +14,7 @@ const HOST_SHARES: [u16; 13] = [500, 650, 750, 820, 880, 940, 1000, 1060, 1120, 
 /// Weights by which the share (part of the data) of each path through another GPU is multiplied, in thousandths.
 const RELAY_SHARES: [u16; 9] = [700, 820, 900, 950, 1000, 1050, 1100, 1200, 1400];
 /// Numbers of chunks into which the staged path with the most data divides this data. The value 0 leaves the number of chunks to the model.
-/// The list contains the papers' 1 to 16 and larger numbers.
+/// The list contains the numbers 1 to 16 of the papers that the module `tune` cites, and larger numbers.
 const CHUNKS: [u64; 9] = [0, 1, 2, 4, 8, 16, 24, 32, 64];
 
 /// Scores the whole grid and returns the best plan. `progress` receives the number of scored settings and the number of settings known so

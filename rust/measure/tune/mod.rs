@@ -1,8 +1,8 @@
 //! Finds better planning options than those of the performance model by measuring or simulating plans, and stores them in a file.
 //!
-//! The papers on which this library builds search their configuration offline and exhaustively: number of paths, number of chunks of each
-//! path, with and without the host, for each message size, once for streams and once for graphs (Sojoodi et al. 2024, section 3.2; 2026,
-//! section 4.4). Here the search starts from the model's plan, so a few dozen scores are enough. The full grid serves as a check.
+//! The papers on which this library builds search their configuration offline and exhaustively: the number of paths, the number of chunks
+//! of each path, and the use of host memory, for each message size, once for streams and once for graphs (Sojoodi et al. 2024, section 3.2;
+//! 2026, section 4.4). Here the search starts from the model's plan, so a few dozen scores are enough. The full grid serves as a check.
 //!
 //! | file | contents |
 //! | --- | --- |

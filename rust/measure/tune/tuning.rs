@@ -107,7 +107,7 @@ pub struct PartitionTrial {
     /// Number of blocks of the producing kernel. 0 if the program has not varied it.
     #[serde(default)]
     pub blocks: u32,
-    /// Median time of a step on the slowest rank, in nanoseconds.
+    /// Median time of a communication step on the slowest rank, in nanoseconds.
     pub ns: u64,
 }
 
@@ -165,7 +165,7 @@ fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
 pub struct ClassTuning {
     /// Class of batches to which the values apply.
     pub class: Class,
-    /// Engine to use if the caller selects none, by size of the largest transfer in ascending order.
+    /// Engine (execution method) to use if the caller selects none. Entries are in ascending order of the size of the largest transfer.
     pub engine: Vec<Preference>,
     /// Tuned values if streams execute the plan.
     pub stream: EngineTuning,
@@ -173,7 +173,7 @@ pub struct ClassTuning {
     pub graph: EngineTuning,
 }
 
-/// Preferred engine for transfers of at least a certain size.
+/// Preferred engine (execution method) for transfers of at least a certain size.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Preference {
     /// Size of the largest transfer, in bytes, from which the preference applies.
@@ -182,7 +182,7 @@ pub struct Preference {
     pub engine: Engine,
 }
 
-/// Tuned values for one class and one engine.
+/// Tuned values for one class of batches and one engine (execution method).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineTuning {
     /// Size in bytes below which a transfer uses only one path. If it is `None`, the model decides for every size.
