@@ -1,13 +1,13 @@
-//! Implements the devices that plans run on. Each module is a [`Backend`](mpgpu_backend::Backend) or part of one. This crate does not
-//! depend on contexts.
+//! Implements the backends, which execute copies on NVIDIA GPUs or on virtual devices. Each module is a
+//! [`Backend`](mpgpu_backend::Backend) or part of one. This crate does not depend on the crate `contexts`, which uses the backends.
 //!
 //! | module | content |
 //! | --- | --- |
 //! | [`cuda`] | GPUs, through the CUDA driver |
 //! | [`host`] | virtual devices on CPU threads |
-//! | [`pattern`] | test patterns that show whether a copy has arrived |
+//! | [`pattern`] | test patterns that show whether the data of a copy has arrived |
 //! | `guarded` | copies of pageable memory that report missing memory as an error |
-//! | `bridge` | the kernels in `cpp/` |
+//! | `bridge` | private interface to the C++ kernels in `cpp/` |
 
 mod bridge;
 pub mod cuda;

@@ -24,7 +24,7 @@ pub(super) struct Finished {
     /// Result of comparing the destinations with the sources. `None` if the comparison was not requested.
     verdict: Option<Arc<Verdict>>,
     timed: Mutex<Timed>,
-    /// Waits for signals that preceded the execution in its stream and may have failed.
+    /// Earlier waits for signals in the execution's stream. These waits may have failed.
     behind: Behind,
     /// True once a caller has found that the execution has finished.
     is_seen_done: AtomicBool,

@@ -21,7 +21,7 @@ pub(super) struct Recording {
     /// `CUevent` of the recording. A thread that waits for the event, or makes a stream wait for it, holds a reference, so that no other
     /// code records this `CUevent` in the meantime.
     pub mark: Arc<Mark>,
-    /// Waits for signals that precede the event in its stream and may have failed.
+    /// Earlier waits for signals in the event's stream. These waits may have failed.
     pub behind: Behind,
 }
 

@@ -47,7 +47,7 @@ pub(super) struct Start {
     pub gpu: usize,
     /// Unique number of the stream, or `None` if it has none (see [`Found::number`]).
     pub number: Option<u64>,
-    /// Waits for signals that preceded the execution in the stream and may have failed.
+    /// Earlier waits for signals in the execution's stream. These waits may have failed.
     pub behind: Behind,
 }
 

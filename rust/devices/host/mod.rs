@@ -60,7 +60,7 @@ use std::sync::{Arc, OnceLock, RwLock};
 struct Recorded {
     /// Graph node whose end completes the event. `None` if all work before the event had finished when the event was recorded.
     end: Option<Arc<Node<HostWork>>>,
-    /// Waits for signals that precede the event in its stream and may have failed.
+    /// Earlier waits for signals in the event's stream. These waits may have failed.
     behind: Behind,
 }
 

@@ -72,7 +72,7 @@ pub(super) struct Run {
     /// Start and end times of each operation. `None` if they were not requested.
     pub(super) times: Option<Times>,
     pub(super) failed_waits: Arc<FailedWaits>,
-    /// Waits for signals that preceded the execution in its stream and may have failed.
+    /// Earlier waits for signals in the execution's stream. These waits may have failed.
     pub(super) behind: Behind,
     /// State of the communication step to which the execution belongs. `None` if the execution belongs to no step.
     pub(super) fate: Option<StepFate>,
