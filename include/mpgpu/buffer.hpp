@@ -14,30 +14,32 @@
 
 namespace mpgpu {
 
-/// Memory on one device, for `size()` elements of type `T`. It is uninitialised and aligned to at least 256 bytes; host
+/// Memory on one device for `size()` elements of type `T`. It is uninitialised and aligned to at least 256 bytes. Host
 /// memory is pinned.
 ///
-/// Owns the memory and is move-only. Like `cudaFree`, the destructor waits until all work enqueued in the context so
-/// far has finished, because a copy may still use the memory; then it frees it. After `set_stream` it does not wait.
+/// Owns the memory and is move-only. Like `cudaFree`, the destructor blocks until all work that is enqueued in the
+/// context so far has finished, because a copy may still use the memory, and then frees the memory. After `set_stream`
+/// it does not block.
 template <class T> class buffer : public detail::memory_owner<T, detail::freed_in> {
   public:
     /// Constructs an empty buffer.
     buffer() noexcept = default;
-    /// Allocates `size` elements on `where`, or nothing if `size` is 0. Throws `out_of_memory`, `argument_error`,
-    /// `driver_error`.
+    /// Allocates `size` elements on the device `where`. Allocates nothing if `size` is 0. Throws `out_of_memory`,
+    /// `argument_error`, `driver_error`.
     buffer(const context &ctx, device where, std::size_t size, on_error failed = {})
         : buffer(mp_alloc, ctx, where, size, failed) {}
 
-    /// Allocates memory that other processes can map; see `mp_alloc_shared`. Throws the exceptions of the constructor,
-    /// and `not_supported`.
+    /// Allocates `size` elements on the device `where` that other processes can map; see `mp_alloc_shared`. Throws the
+    /// exceptions of the constructor, and `not_supported`.
     [[nodiscard]] static buffer shared(const context &ctx, device where, std::size_t size, on_error failed = {}) {
         return buffer(mp_alloc_shared, ctx, where, size, failed);
     }
 
-    /// Makes the destructor free the memory after the work that is then enqueued in `stream`, without waiting.
-    /// `mp_free_async` describes when the bytes become available again. Work in other streams that uses the memory must
-    /// be ordered before that point, for example by events. `stream` must outlive this buffer. While `stream` is being
-    /// captured the destructor waits instead.
+    /// Makes the destructor free the memory in the order of `stream`, without blocking: after all work that is enqueued
+    /// in `stream` when the destructor runs. While `stream` is being captured, the destructor blocks instead.
+    ///
+    /// Work in other streams that uses the memory must be ordered before that point, for example by events. `stream`
+    /// must outlive this buffer. `mp_free_async` describes when the memory becomes available again.
     void set_stream(stream_view stream) noexcept {
         this->owner().stream = stream.get();
         this->owner().has_stream = true;
@@ -60,7 +62,7 @@ template <class T> class buffer : public detail::memory_owner<T, detail::freed_i
     }
 };
 
-/// Untyped memory; its size is in bytes.
+/// Untyped memory on one device. Its size is in bytes.
 using memory = buffer<std::byte>;
 
 } // namespace mpgpu

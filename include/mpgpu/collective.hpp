@@ -3,23 +3,23 @@
 #define MPGPU_COLLECTIVE_HPP
 
 /// @file
-/// Collectives: `broadcast`, `scatter`, `gather`, `all_gather` and `all_to_all`, as transfers between devices of a
-/// process or as descriptors of a rank. There are no reductions. If the transfers of a collective are planned together,
-/// participants that already have data forward it to others that also receive it.
+/// Collective operations: `broadcast`, `scatter`, `gather`, `all_gather` and `all_to_all`. They return transfers
+/// between devices of one process, or send and receive descriptors of one rank. There are no reductions. Plan the
+/// transfers of a collective together: participants that already have data then forward them to others.
 ///
 /// @code
-/// // One process. Planning again is a look-up.
+/// // One process. Planning the same transfers again takes only a look-up.
 /// mpgpu::plan weights(ctx, mpgpu::broadcast(model, copies));
 /// weights.enqueue(stream);
 ///
-/// // Ranks of a node; all of them plan together.
+/// // Ranks of a node. All of them call plan_exchange together.
 /// mpgpu::plan steps = node.plan_exchange(mpgpu::all_gather(node, own, all));
 /// steps.enqueue(stream); // each time step
 /// @endcode
 ///
-/// Blocks of several participants are contiguous, in participant order. A block that is already at its destination is
-/// not copied, for example a source of `all_gather` inside the participant's own destination (`MPI_IN_PLACE`). An
-/// in-place all-to-all would need temporary memory, so planning it fails.
+/// The blocks of several participants are contiguous, in the order of the participants. A block that is already at its
+/// destination is not copied. An example is a source of `all_gather` inside the participant's own destination
+/// (`MPI_IN_PLACE`). An in-place all-to-all would need temporary memory, so planning it fails.
 
 #include <mpgpu/error.hpp>
 #include <mpgpu/node.hpp>
@@ -41,7 +41,7 @@ namespace mpgpu {
 
 namespace detail {
 
-/// Returns the pieces of a collective whose blocks have these sizes in bytes.
+/// Returns the copies (pieces) of a collective whose blocks have these sizes in bytes.
 [[nodiscard]] inline std::vector<mp_piece_t> pieces_of(mp_collective_t collective, std::size_t participants,
                                                        std::size_t root, const std::vector<std::uint64_t> &sizes,
                                                        on_error failed) {
@@ -58,14 +58,14 @@ namespace detail {
     return pieces;
 }
 
-/// Block of memory, without the type of its elements.
+/// Untyped memory range on one device.
 struct block {
-    const void *memory;  ///< first byte
-    std::int32_t device; ///< device of the memory
-    std::uint64_t bytes; ///< size, bytes
+    const void *memory;  ///< start address
+    std::int32_t device; ///< device that owns the memory
+    std::uint64_t bytes; ///< size in bytes
 };
 
-/// Returns the blocks of a container of buffers or spans.
+/// Returns the memory ranges of the buffers or spans in a container.
 template <class Ends> [[nodiscard]] std::vector<block> blocks_of(Ends &&ends) {
     std::vector<block> blocks;
     for (auto &&end : ends) {
@@ -74,13 +74,13 @@ template <class Ends> [[nodiscard]] std::vector<block> blocks_of(Ends &&ends) {
     }
     return blocks;
 }
-/// Returns the block of a buffer or a span.
+/// Returns the memory range of a buffer or a span.
 template <class End> [[nodiscard]] block block_of(End &&end) {
     const auto span = as_device_span(end);
     return {span.data(), span.location().id(), span.size_bytes()};
 }
 
-/// Returns the size of each block, bytes.
+/// Returns the size in bytes of each memory range.
 [[nodiscard]] inline std::vector<std::uint64_t> sizes_of(const std::vector<block> &blocks) {
     std::vector<std::uint64_t> sizes(blocks.size());
     for (std::size_t at = 0; at < blocks.size(); ++at) {
@@ -89,7 +89,7 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
     return sizes;
 }
 
-/// Returns an error if memory has a different size than the bytes that move there.
+/// Returns the error for memory whose size differs from the number of bytes to copy.
 [[nodiscard]] inline std::optional<error_details> wrong_size(const char *argument, const std::string &what,
                                                              std::uint64_t has, std::uint64_t bytes) {
     if (has == bytes) {
@@ -100,7 +100,7 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
                              " move there: take a span of that size"};
 }
 
-/// Returns true if the size of a block equals the bytes that move there. Reports an error otherwise.
+/// Returns true if the size of a memory range equals the number of bytes to copy. Otherwise reports an error.
 [[nodiscard]] inline bool check_block(const char *what, std::size_t participant, const block &has, std::uint64_t bytes,
                                       on_error failed) {
     auto wrong = wrong_size(what, std::string(what) + " " + std::to_string(participant), has.bytes, bytes);
@@ -111,7 +111,8 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
     return true;
 }
 
-/// Returns the transfers of pieces between blocks. If `from` or `to` has only one block, all participants use it.
+/// Converts the copies (pieces) of a collective to transfers between memory ranges. If `from` or `to` has only one
+/// range, all participants use it.
 [[nodiscard]] inline std::vector<transfer> transfers_of(const std::vector<mp_piece_t> &pieces,
                                                         const std::vector<block> &from, const std::vector<block> &to) {
     std::vector<transfer> transfers;
@@ -129,13 +130,13 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
     return transfers;
 }
 
-/// Returns the tag of a collective's descriptors. The tag differs from tags of the program, unless the program uses the
-/// highest numbers.
+/// Returns the tag of a collective's descriptors. It is one of the highest numbers, so that it differs from the tags
+/// that programs usually choose.
 [[nodiscard]] constexpr std::uint64_t collective_tag(mp_collective_t collective) noexcept {
     return ~static_cast<std::uint64_t>(collective);
 }
 
-/// Returns a rank's descriptors for the pieces of a collective.
+/// Returns a rank's send and receive descriptors for the copies (pieces) of a collective.
 [[nodiscard]] inline std::vector<half_transfer> halves_of(mp_collective_t collective,
                                                           const std::vector<mp_piece_t> &pieces, std::uint32_t rank,
                                                           const void *send, void *receive) {
@@ -157,7 +158,7 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
     return halves;
 }
 
-/// Sizes in bytes, and their sum, which must fit into 64 bits.
+/// List of sizes in bytes, and their sum, which must fit into 64 bits.
 class byte_sizes {
   public:
     /// Converts `count` sizes from `elements` of `element_bytes` bytes each. If `elements` is empty, every size is
@@ -183,7 +184,7 @@ class byte_sizes {
         }
     }
 
-    /// Returns the error of the sizes, if there is one.
+    /// Returns the error in the list of sizes, if there is one.
     [[nodiscard]] std::optional<error_details> &wrong() noexcept { return wrong_; }
     /// Returns all sizes, bytes.
     [[nodiscard]] const std::vector<std::uint64_t> &get() const noexcept { return sizes_; }
@@ -209,8 +210,8 @@ class byte_sizes {
     return std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0});
 }
 
-/// Reports an error in this rank's part of a collective. The other ranks, which are in `node::plan_exchange` or call it
-/// later, receive the reason.
+/// Reports an error in the arguments of this rank, and notifies the other ranks. Their current or next call of
+/// `node::plan_exchange` fails with the reason.
 [[nodiscard]] inline std::vector<half_transfer> refuse_part(const node &ranks, error_details wrong, on_error failed) {
     static_cast<void>(mp_node_fail(ranks.get(), wrong.message.c_str()));
     failed.report(std::move(wrong));
@@ -260,8 +261,8 @@ template <class T>
 
 } // namespace detail
 
-/// Returns the transfers that copy all of `source` to each of `destinations`, a container of buffers or spans of the
-/// same size. Throws `argument_error`, which names a destination with a different size.
+/// Broadcast within one process: returns the transfers that copy all of `source` to each of `destinations`, a container
+/// of buffers or spans. Throws `argument_error` if the size of a destination differs from the size of `source`.
 template <class Source, class Ends>
 [[nodiscard]] std::vector<transfer> broadcast(Source &&source, Ends &&destinations, on_error failed = {}) {
     const std::vector<detail::block> from{detail::block_of(source)}, to = detail::blocks_of(destinations);
@@ -275,8 +276,8 @@ template <class Source, class Ends>
                : detail::transfers_of(detail::pieces_of(MP_BROADCAST, to.size(), 0, {from[0].bytes}, failed), from, to);
 }
 
-/// Returns the transfers that copy consecutive parts of `source` to `destinations`, whose sizes must sum to the size of
-/// `source`. Throws `argument_error`.
+/// Scatter within one process: returns the transfers that copy consecutive parts of `source` to `destinations`. The sum
+/// of the sizes of the destinations must equal the size of `source`. Throws `argument_error`.
 template <class Source, class Ends>
 [[nodiscard]] std::vector<transfer> scatter(Source &&source, Ends &&destinations, on_error failed = {}) {
     const std::vector<detail::block> from{detail::block_of(source)}, to = detail::blocks_of(destinations);
@@ -288,8 +289,8 @@ template <class Source, class Ends>
                       : detail::transfers_of(detail::pieces_of(MP_SCATTER, to.size(), 0, sizes, failed), from, to);
 }
 
-/// Returns the transfers that copy all of `sources` to consecutive parts of `destination`, whose size is the sum of the
-/// sizes of `sources`. Throws `argument_error`.
+/// Gather within one process: returns the transfers that copy all of `sources` to consecutive parts of `destination`.
+/// The size of `destination` must equal the sum of the sizes of `sources`. Throws `argument_error`.
 template <class Ends, class Destination>
 [[nodiscard]] std::vector<transfer> gather(Ends &&sources, Destination &&destination, on_error failed = {}) {
     const std::vector<detail::block> from = detail::blocks_of(sources), to{detail::block_of(destination)};
@@ -301,8 +302,9 @@ template <class Ends, class Destination>
                         : detail::transfers_of(detail::pieces_of(MP_GATHER, from.size(), 0, sizes, failed), from, to);
 }
 
-/// Returns the transfers that copy all of `sources` to each of `destinations`. There are as many destinations as
-/// sources, and each has the size of all sources together. Throws `argument_error`.
+/// All-gather within one process: returns the transfers that copy all of `sources` to each of `destinations`. There are
+/// as many destinations as sources. The size of each destination must equal the sum of the sizes of `sources`. Throws
+/// `argument_error`.
 template <class Sources, class Destinations>
 [[nodiscard]] std::vector<transfer> all_gather(Sources &&sources, Destinations &&destinations, on_error failed = {}) {
     const std::vector<detail::block> from = detail::blocks_of(sources), to = detail::blocks_of(destinations);
@@ -321,9 +323,10 @@ template <class Sources, class Destinations>
     return detail::transfers_of(detail::pieces_of(MP_ALL_GATHER, from.size(), 0, sizes, failed), from, to);
 }
 
-/// Returns the transfers that copy one part of each of `sources` to each of `destinations`. There are as many
-/// destinations as sources. `elements` lists the number of elements for each sender and receiver, ordered by sender; if
-/// it is empty, all parts of a source have equal size. Throws `argument_error`.
+/// All-to-all within one process: returns the transfers that copy one part of each of `sources` to each of
+/// `destinations`. There are as many destinations as sources. `elements` contains the number of elements for each pair
+/// of sender and receiver, ordered by sender. If it is empty, all parts of a source have equal size. Throws
+/// `argument_error`.
 template <class Sources, class Destinations,
           std::enable_if_t<!std::is_base_of_v<node, std::remove_reference_t<Sources>>, int> = 0>
 [[nodiscard]] std::vector<transfer> all_to_all(Sources &&sources, Destinations &&destinations,
@@ -363,13 +366,13 @@ template <class Sources, class Destinations,
     return detail::transfers_of(detail::pieces_of(MP_ALL_TO_ALL, count, 0, sizes, failed), from, to);
 }
 
-/// Returns this rank's descriptors for a broadcast in a node, which copies the root's `elements` to the `elements` of
-/// all other ranks, which have the same size. Pass the descriptors to `node::plan_exchange`, like the descriptors for
-/// the collectives below.
+/// Broadcast between the ranks of a node: returns this rank's descriptors. The plan copies `elements` of the root to
+/// `elements` of all other ranks. They have the same size on all ranks. Pass the descriptors to `node::plan_exchange`.
 ///
-/// This and the collectives below throw `argument_error` for an empty node, a root that is not a rank, memory whose
-/// size differs from the bytes that move there, and lists of sizes that do not have one entry per rank or whose sum
-/// overflows. The other ranks, which are in `plan_exchange` or call it later, then get `rank_failed` with the reason.
+/// All functions that return descriptors of a collective throw `argument_error` in these cases: the node is empty, the
+/// root is not a rank, the size of memory differs from the number of bytes to copy, or a list of sizes does not have
+/// one entry per rank or has a sum that overflows. The current or next `plan_exchange` of the other ranks then fails
+/// with `rank_failed` and the reason.
 template <class Elements>
 [[nodiscard]] std::vector<half_transfer> broadcast(const node &ranks, int root, Elements &&elements,
                                                    on_error failed = {}) {
@@ -380,9 +383,12 @@ template <class Elements>
     return detail::halves_of_sizes(MP_BROADCAST, ranks, root, {span.size_bytes()}, span.data(), span.data(), failed);
 }
 
-/// Returns this rank's descriptors for a scatter, which copies one part of the root's `source` to `destination` of each
-/// rank. `elements` lists the number of elements that each rank receives and is equal on all ranks; if it is empty, all
-/// ranks receive as many as this one. `source` is read on the root only, where it has the size of all parts together.
+/// Scatter between the ranks of a node: returns this rank's descriptors for `node::plan_exchange`. The plan copies one
+/// part of the root's `source` to `destination` of each rank.
+///
+/// `elements` contains the number of elements that each rank receives. It is equal on all ranks. If it is empty, every
+/// rank receives as many elements as this rank. `source` is used only on the root; its size is the sum of all parts.
+/// Errors are those of `broadcast`.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> scatter(const node &ranks, int root, Source &&source,
                                                  Destination &&destination, array_view<const std::size_t> elements = {},
@@ -392,9 +398,12 @@ template <class Source, class Destination>
         MP_SCATTER, ranks, root, detail::as_device_span(source), to, elements, failed);
 }
 
-/// Returns this rank's descriptors for a gather, which copies `source` of each rank to the root's `destination`.
-/// `elements` lists the number of elements that each rank sends and is equal on all ranks; if it is empty, all ranks
-/// send as many as this one. `destination` is written on the root only, where it has the size of all parts together.
+/// Gather between the ranks of a node: returns this rank's descriptors for `node::plan_exchange`. The plan copies
+/// `source` of each rank to the root's `destination`.
+///
+/// `elements` contains the number of elements that each rank sends. It is equal on all ranks. If it is empty, every
+/// rank sends as many elements as this rank. `destination` is used only on the root; its size is the sum of all parts.
+/// Errors are those of `broadcast`.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> gather(const node &ranks, int root, Source &&source, Destination &&destination,
                                                 array_view<const std::size_t> elements = {}, on_error failed = {}) {
@@ -403,8 +412,11 @@ template <class Source, class Destination>
         MP_GATHER, ranks, root, detail::as_device_span(source), to, elements, failed);
 }
 
-/// Returns this rank's descriptors for an all-gather, which copies `source` of each rank to `destination` of all ranks.
-/// `elements` has the same meaning as for `gather`.
+/// All-gather between the ranks of a node: returns this rank's descriptors for `node::plan_exchange`. The plan copies
+/// `source` of each rank to `destination` of all ranks.
+///
+/// `elements` contains the number of elements that each rank sends. It is equal on all ranks. If it is empty, every
+/// rank sends as many elements as this rank. Errors are those of `broadcast`.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> all_gather(const node &ranks, Source &&source, Destination &&destination,
                                                     array_view<const std::size_t> elements = {}, on_error failed = {}) {
@@ -413,10 +425,12 @@ template <class Source, class Destination>
         MP_ALL_GATHER, ranks, 0, detail::as_device_span(source), to, elements, failed);
 }
 
-/// Returns this rank's descriptors for an all-to-all, which copies one part of `source` to each rank, and receives one
-/// part from each rank into `destination`. `sent` and `received` list the number of elements for each rank; if they are
-/// empty, all parts have equal size. If two ranks disagree about a size, planning fails on all ranks, and the error
-/// names both.
+/// All-to-all between the ranks of a node: returns this rank's descriptors for `node::plan_exchange`. The plan copies
+/// one part of `source` to each rank, and one part from each rank to `destination`.
+///
+/// `sent` and `received` contain the number of elements for each rank. If they are empty, all parts have equal size. If
+/// the sizes of a sender and its receiver differ, planning fails on all ranks, and the error text names both ranks.
+/// Errors are those of `broadcast`.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> all_to_all(const node &ranks, Source &&source, Destination &&destination,
                                                     array_view<const std::size_t> sent = {},

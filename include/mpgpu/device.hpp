@@ -13,28 +13,28 @@
 
 namespace mpgpu {
 
-/// Device: a GPU or a host NUMA domain. A separate type, so that a device is not confused with a size or a rank. A
-/// plain value.
+/// Device: a GPU or the host memory of a NUMA domain. It is a separate type, so that the compiler detects a size or
+/// rank passed as a device. A plain value.
 class device {
   public:
-    /// Returns the device for the GPU with this index. Indices start at 0. On CUDA it is the ordinal that
-    /// `cudaSetDevice` takes in this process, after `CUDA_VISIBLE_DEVICES`. A negative index returns a device that no
-    /// machine has.
+    /// Returns the GPU with this index, from 0. On CUDA it is the ordinal that `cudaSetDevice` accepts in this process,
+    /// after `CUDA_VISIBLE_DEVICES`. For a negative index it returns a device that does not exist on any machine.
     [[nodiscard]] static constexpr device gpu(int index) noexcept {
         return device(index >= 0 ? index : std::numeric_limits<std::int32_t>::max());
     }
 
-    /// Returns the device for the host memory of a NUMA domain. Domains are numbered from 0. A negative domain returns
-    /// a device that no machine has.
+    /// Returns the host memory of a NUMA domain. Domains are numbered from 0. For a negative number it returns a device
+    /// that does not exist on any machine.
     [[nodiscard]] static constexpr device host(int domain = 0) noexcept {
         return device(domain >= 0 ? -1 - domain : std::numeric_limits<std::int32_t>::min());
     }
 
-    /// Returns `MP_DEVICE_AUTO`, which in a transfer stands for the device that the address belongs to. An address that
-    /// the library does not know counts as pageable host memory.
+    /// Returns `MP_DEVICE_AUTO`, with which the library itself finds the device that owns the address of a transfer. An
+    /// address that the library does not know counts as pageable host memory.
     [[nodiscard]] static constexpr device automatic() noexcept { return device(MP_DEVICE_AUTO); }
 
-    /// Returns the device with this number in the C API. GPUs count up from 0, host NUMA domains down from -1.
+    /// Returns the device with this number in the C API. GPUs have the numbers 0, 1, 2 and so on; host NUMA domains
+    /// have -1, -2, -3 and so on.
     [[nodiscard]] static constexpr device from_id(std::int32_t id) noexcept { return device(id); }
 
     /// Returns the number of this device in the C API.
@@ -43,9 +43,9 @@ class device {
     /// Returns true if the device is host memory.
     [[nodiscard]] constexpr bool is_host() const noexcept { return id_ < 0; }
 
-    /// True if both devices are the same.
+    /// Returns true if both devices are the same.
     friend constexpr bool operator==(device a, device b) noexcept { return a.id_ == b.id_; }
-    /// True if the devices are different.
+    /// Returns true if the devices are different.
     friend constexpr bool operator!=(device a, device b) noexcept { return a.id_ != b.id_; }
 
   private:
@@ -53,7 +53,7 @@ class device {
     std::int32_t id_;
 };
 
-/// Number of devices of a context.
+/// Numbers of devices of a context, by kind.
 struct device_count {
     /// Number of GPUs, `device::gpu(0)` to `device::gpu(gpus - 1)`.
     int gpus = 0;

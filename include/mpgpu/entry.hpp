@@ -3,14 +3,16 @@
 #define MPGPU_ENTRY_HPP
 
 /// @file
-/// Messages that call a function of their receiver, as entry methods of Charm++ do. Needs only message.hpp.
+/// Messages that call a function on the receiving rank, like entry methods in Charm++. Needs only message.hpp.
+///
+/// A message consists of arguments (a few bytes) and parts (buffers in device or host memory).
 ///
 /// @code
 /// mpgpu::entries entries(ctx, messages);
 /// entries.on_message(
 ///     bar_tag,
-///     [&](mpgpu::arrival &m) { m.into(0, grid, stream).into(1, list, stream); }, // on arrival: sets the destinations
-///     [&](mpgpu::arrival &m) { bar(*m.arguments_as<int>(), grid, list); });      // when the buffers have arrived
+///     [&](mpgpu::arrival &m) { m.into(0, grid, stream).into(1, list, stream); }, // post: sets the destinations
+///     [&](mpgpu::arrival &m) { bar(*m.arguments_as<int>(), grid, list); });      // entry: the parts have arrived
 ///
 /// mpgpu::entry_request sent = entries.send(rank, bar_tag, mpgpu::entry_arguments(size), {grid, list}, stream);
 /// while (running) {
@@ -18,13 +20,16 @@
 /// }
 /// @endcode
 ///
-/// After J. Choi et al., GPU-aware Communication with UCX in Parallel Programming Models, 2021: `post` and `entry` are
-/// its post and regular entry method, a part is its `CkDeviceBuffer`.
+/// The design follows J. Choi et al., GPU-aware Communication with UCX in Parallel Programming Models, 2021. The
+/// functions `post` and `entry` correspond to the post entry method and the regular entry method of the paper, and a
+/// part corresponds to its `CkDeviceBuffer`.
 ///
-/// Wire format: a message with at most one part and at most 256 bytes of arguments is one message of `messenger::send`,
-/// with the arguments as metadata. Therefore such messages from any sender call functions too. Every other message is a
-/// head. Its metadata are `{entry_mark, parts, bytes of arguments}` (64, 32, 32 bits). Its bytes are the descriptor (64
-/// bytes) and the size (64 bits) of each part, then the arguments. The receiver fetches each part.
+/// Wire format:
+/// - A message with at most one part and at most 256 bytes of arguments is one message of `messenger::send`, with the
+///   arguments as metadata. Therefore messages that the program sends with `messenger::send` also call functions.
+/// - For any other message, a header message is sent. Its metadata are `{entry_mark, number of parts, size of the
+///   arguments in bytes}` (64, 32 and 32 bits). Its data are the descriptor (64 bytes) and the size (64 bits) of each
+///   part, followed by the arguments. The receiver fetches each part.
 ///
 /// Errors are thrown.
 
@@ -49,47 +54,47 @@
 
 namespace mpgpu {
 
-/// First word of the metadata of a head.
+/// Number that identifies the metadata of a header message (message that describes several parts).
 inline constexpr std::uint64_t entry_mark = 0x7972746e65706d00;
 
 namespace detail {
 
-/// Metadata of a head. The bytes of the head are one `entry_part` per part, then the arguments.
+/// Metadata of a header message. The data of the message are one `entry_part` per part, followed by the arguments.
 struct entry_head {
-    std::uint64_t mark = entry_mark;  ///< `entry_mark`
-    std::uint32_t parts = 0;          ///< parts of the message
-    std::uint32_t argument_bytes = 0; ///< bytes of the arguments
+    std::uint64_t mark = entry_mark;  ///< identifies a header message; always `entry_mark`
+    std::uint32_t parts = 0;          ///< number of parts (buffers)
+    std::uint32_t argument_bytes = 0; ///< size of the arguments in bytes
 };
 
-/// One buffer of a send, as a descriptor.
+/// Description of one part (buffer) in a header message.
 struct entry_part {
-    message_descriptor descriptor; ///< descriptor that the receiver fetches
-    std::uint64_t bytes;           ///< size of the buffer
+    message_descriptor descriptor; ///< descriptor with which the receiver fetches the buffer
+    std::uint64_t bytes;           ///< size of the buffer in bytes
 };
 static_assert(sizeof(entry_head) == 16 && sizeof(entry_part) == 72, "mpgpu: ranks in other languages read them");
 
-/// Throws `argument_error` for an argument.
+/// Throws `argument_error` for an invalid argument.
 [[noreturn]] inline void refuse_entry(std::string argument, std::string message) {
     fail({status::invalid_argument, 0, std::move(argument), std::move(message)});
 }
 
 } // namespace detail
 
-/// Returns the bytes of a value, as arguments of `entries::send`. The call reads them.
+/// Returns a view of the bytes of a value, to pass as arguments to `entries::send`. They are read during that call.
 template <class T> [[nodiscard]] array_view<const std::byte> entry_arguments(const T &value) noexcept {
     static_assert(std::is_trivially_copyable_v<T>, "mpgpu: arguments are bytes, so the type must allow that");
     return {reinterpret_cast<const std::byte *>(&value), sizeof(T)};
 }
 
-/// Message that has arrived. The function `post` sets the destinations of its parts (buffers); the function `entry` is
-/// called when the parts are there.
+/// Message that has arrived, as the registered functions receive it. The function `post` sets the destinations of its
+/// parts (buffers). The function `entry` is called when the parts have arrived there.
 class arrival {
   public:
     arrival(const arrival &) = delete;
     arrival(arrival &&) = delete;
     arrival &operator=(const arrival &) = delete;
     arrival &operator=(arrival &&) = delete;
-    /// Waits for the head of the message, because it is written to memory of this object.
+    /// Blocks until the header of the message has arrived, because it is written to memory of this object.
     ~arrival() {
         if (is_head_ && !is_posted_ && !moving_.empty()) {
             std::error_code ignored;
@@ -101,13 +106,14 @@ class arrival {
     [[nodiscard]] std::uint32_t rank() const noexcept { return info_.rank(); }
     /// Returns the tag of the message.
     [[nodiscard]] std::uint64_t tag() const noexcept { return info_.tag(); }
-    /// Returns the arguments. The view is valid for as long as this object exists.
+    /// Returns the arguments of the message as bytes. The view is valid as long as this object exists.
     [[nodiscard]] array_view<const std::byte> arguments() const noexcept {
         return is_head_ ? array_view<const std::byte>{head_.data() + parts_.size() * sizeof(detail::entry_part),
                                                       head_.size() - parts_.size() * sizeof(detail::entry_part)}
                         : info_.metadata();
     }
-    /// Returns the arguments as a value, or nothing if their size differs from that of `T`.
+    /// Returns the arguments of the message as a value of type `T`. Returns nothing if their size differs from the size
+    /// of `T`.
     template <class T> [[nodiscard]] std::optional<T> arguments_as() const noexcept {
         static_assert(std::is_trivially_copyable_v<T> && std::is_default_constructible_v<T>,
                       "mpgpu: arguments are bytes, so the type must allow that");
@@ -120,13 +126,14 @@ class arrival {
         return value;
     }
 
-    /// Returns the number of buffers of the message.
+    /// Returns the number of parts (buffers) of the message.
     [[nodiscard]] std::size_t parts() const noexcept { return parts_.size(); }
-    /// Returns the size of a part, bytes. `part` must be less than `parts()`.
+    /// Returns the size in bytes of the part with the index `part`, which must be less than `parts()`.
     [[nodiscard]] std::uint64_t bytes(std::size_t part) const noexcept { return parts_[part].bytes; }
 
-    /// Sets the destination of a part: device or host memory, written after earlier work in `stream`. Called in `post`,
-    /// once for each part. Throws `argument_error`, and the exceptions of `messenger::receive`.
+    /// Sets the destination of the part with the index `part`: device or host memory `to`, which is written after
+    /// earlier work in `stream`. Call it in the function `post`, once for each part. Returns this object, so that calls
+    /// can be chained. Throws `argument_error`, and the exceptions of `messenger::receive`.
     arrival &into(std::size_t part, message_memory<void> to, stream_view stream) {
         if (part >= placed_.size() || placed_[part]) {
             detail::refuse_entry("part", std::to_string(part) + ": a message of " + std::to_string(parts_.size()) +
@@ -157,7 +164,7 @@ class arrival {
         is_head_ = head && head->mark == entry_mark;
     }
 
-    /// Begins to receive a message that a probe has found. Calls `post` if the message is not a head.
+    /// Starts to receive a message that a probe has found. Calls `post` unless the message is a header message.
     void take(stream_view control) {
         if (is_head_) {
             head_.resize(static_cast<std::size_t>(info_.bytes()));
@@ -175,7 +182,7 @@ class arrival {
         moving_.push_back(messages_.receive(to, static_cast<std::int32_t>(rank()), tag(), order));
     }
 
-    /// Returns true if all parts and the head have arrived. Throws the error of one that failed.
+    /// Returns true if the header and all parts have arrived. Throws the error if receiving one of them failed.
     [[nodiscard]] bool is_there() {
         while (!moving_.empty() && moving_.back().test()) {
             moving_.pop_back();
@@ -183,7 +190,7 @@ class arrival {
         return moving_.empty();
     }
 
-    /// Reads a head that has arrived.
+    /// Parses a header message that has arrived.
     void read() {
         const auto head = *info_.metadata_as<detail::entry_head>();
         const std::size_t table = head.parts * sizeof(detail::entry_part);
@@ -219,21 +226,21 @@ class arrival {
     std::vector<message_request> moving_;
 };
 
-/// Request for a message that calls a function. Destroying a pending request does not stop the message.
+/// Request for the completion of `entries::send`. Destroying a pending request does not stop the send.
 class entry_request {
   public:
     /// Constructs an empty request.
     entry_request() noexcept = default;
 
-    /// Blocks until the memory of all parts (buffers of the message) may be written again. Throws the exceptions of
+    /// Blocks until the memory of all parts (buffers of the sent message) may be reused. Throws the exceptions of
     /// `message_request::synchronize`.
     void synchronize() {
         for (; !parts_.empty(); parts_.pop_back()) {
             parts_.back().synchronize();
         }
     }
-    /// Returns true if the memory of all parts may be written again. Never blocks. Throws the exceptions of
-    /// `synchronize`.
+    /// Returns true if the memory of all parts (buffers of the sent message) may be reused. Never blocks. Throws the
+    /// exceptions of `synchronize`.
     [[nodiscard]] bool test() {
         while (!parts_.empty() && parts_.back().test()) {
             parts_.pop_back();
@@ -246,15 +253,17 @@ class entry_request {
     std::vector<message_request> parts_;
 };
 
-/// Functions that are called for messages of a messenger, by tag. The context and the messenger must outlive this
-/// object. Only one thread may use an object; other threads need their own objects, for other tags. Messages that are
-/// incomplete when this object is destroyed are not received.
+/// Table of functions that are called for messages with given tags. It sends such messages and, in `progress`, receives
+/// them and calls their functions. The context and the messenger must outlive this object.
+///
+/// Only one thread may use an object. Other threads use their own objects, for other tags. Messages that are incomplete
+/// when the object is destroyed are not received.
 class entries {
   public:
     /// Function that `progress` calls with a message that has arrived.
     using function = std::function<void(arrival &)>;
 
-    /// Creates an object without functions. Not collective. Throws `argument_error`, `driver_error`.
+    /// Creates a table without functions. Not collective. Throws `argument_error`, `driver_error`.
     entries(const context &ctx, const messenger &messages) : messages_(messages), control_(ctx, device::host()) {}
     entries(const entries &) = delete;
     entries(entries &&) = delete;
@@ -262,14 +271,16 @@ class entries {
     entries &operator=(entries &&) = delete;
     ~entries() = default;
 
-    /// Registers functions for messages whose tag matches. Such a message calls `post` when it has arrived, and `entry`
-    /// when its parts are at the destinations that `post` has set. Nothing else may receive such messages.
+    /// Registers functions for messages whose tag matches `tag`. When such a message arrives, `progress` calls `post`,
+    /// which sets the destinations of the parts (buffers). When all parts have arrived there, `progress` calls `entry`.
+    /// The program must not receive messages with these tags in any other way.
     void on_message(message_tag tag, function post, function entry) {
         functions_.push_back({tag, std::move(post), std::move(entry)});
     }
 
-    /// Sends arguments, which are read during the call, and buffers, after earlier work in `stream` has written them.
-    /// The buffers must stay unchanged until the request has ended. Throws the exceptions of `messenger::send`.
+    /// Sends a message with arguments and parts (buffers) to rank `rank`, after earlier work in `stream` has written
+    /// the parts. Does not block. The arguments are read during the call. The parts must stay unchanged until the
+    /// request has ended. Throws the exceptions of `messenger::send`.
     [[nodiscard]] entry_request send(std::uint32_t rank, std::uint64_t tag, array_view<const std::byte> arguments,
                                      const std::vector<message_memory<const void>> &parts, stream_view stream) {
         entry_request made;
@@ -306,9 +317,11 @@ class entries {
         return made;
     }
 
-    /// Checks for messages and calls their functions, in no particular order. Returns the number of calls. Never
-    /// blocks. Throws the exceptions of the functions and the errors of messages. The message concerned is then
-    /// dropped; if `post` has not set its destinations, it may be found again.
+    /// Receives messages and calls the functions for these messages, in no order. Returns the number of functions that
+    /// were called. Never blocks.
+    ///
+    /// Throws the exceptions of the functions, and the errors of receiving a message. That message is then dropped. If
+    /// `post` had not set its destinations yet, a later call may receive it again.
     std::size_t progress() {
         std::size_t calls = 0;
         for (const registered &of : functions_) {
@@ -345,7 +358,7 @@ class entries {
         function post;
         function entry;
     };
-    /// Cancels described parts if the send fails, because no rank will fetch them.
+    /// Guard that cancels described parts if the send fails, because no rank will fetch them.
     struct withdrawal {
         std::vector<message_request> &parts;
         bool is_due = true;

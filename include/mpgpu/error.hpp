@@ -3,8 +3,8 @@
 #define MPGPU_ERROR_HPP
 
 /// @file
-/// Errors: the statuses of the C API as `std::error_code`s, the exceptions, and `on_error`, which selects how a call
-/// reports errors.
+/// Errors: `status` (the statuses of the C API, for `std::error_code`), the exceptions, and `on_error`, which selects
+/// how a function reports errors.
 
 #include <mpgpu/detail/cpp17.hpp>
 #include <mpgpu/mpgpu.h>
@@ -29,31 +29,31 @@
 
 namespace mpgpu {
 
-/// Statuses of the C API. A `std::error_code` set by this library compares equal to one of them.
+/// Statuses of the C API. Compare a `std::error_code` that this library has set with one of them.
 enum class status : int {
     success = MP_SUCCESS,                           ///< the call succeeded
-    invalid_argument = MP_ERROR_INVALID_ARGUMENT,   ///< invalid value
-    invalid_handle = MP_ERROR_INVALID_HANDLE,       ///< empty or destroyed object
-    invalid_device = MP_ERROR_INVALID_DEVICE,       ///< device that the context does not have
-    invalid_pointer = MP_ERROR_INVALID_POINTER,     ///< address that is unknown or on another device
+    invalid_argument = MP_ERROR_INVALID_ARGUMENT,   ///< an argument or option has an invalid value
+    invalid_handle = MP_ERROR_INVALID_HANDLE,       ///< the object is empty or destroyed
+    invalid_device = MP_ERROR_INVALID_DEVICE,       ///< the context has no such device
+    invalid_pointer = MP_ERROR_INVALID_POINTER,     ///< an address is unknown or on another device
     overlap = MP_ERROR_OVERLAP,                     ///< transfers of a batch overlap
-    no_route = MP_ERROR_NO_ROUTE,                   ///< no path connects two devices
+    no_route = MP_ERROR_NO_ROUTE,                   ///< the options allow no path between two devices
     out_of_memory = MP_ERROR_OUT_OF_MEMORY,         ///< a device or the host has run out of memory
     not_supported = MP_ERROR_NOT_SUPPORTED,         ///< not supported by this machine, driver or build
     no_driver = MP_ERROR_NO_DRIVER,                 ///< no GPU driver was found
-    driver = MP_ERROR_DRIVER,                       ///< error of the driver or the operating system
-    topology = MP_ERROR_TOPOLOGY,                   ///< unknown, unreadable or invalid topology
-    environment = MP_ERROR_ENVIRONMENT,             ///< invalid environment variable
-    version_mismatch = MP_ERROR_VERSION_MISMATCH,   ///< incompatible versions of header and library
-    data_corruption = MP_ERROR_DATA_CORRUPTION,     ///< data arrived corrupted
-    internal = MP_ERROR_INTERNAL,                   ///< defect of the library
+    driver = MP_ERROR_DRIVER,                       ///< the driver or operating system reported an error
+    topology = MP_ERROR_TOPOLOGY,                   ///< the topology is unknown, unreadable or invalid
+    environment = MP_ERROR_ENVIRONMENT,             ///< an environment variable is invalid
+    version_mismatch = MP_ERROR_VERSION_MISMATCH,   ///< header and library are incompatible
+    data_corruption = MP_ERROR_DATA_CORRUPTION,     ///< copied data differ from the source
+    internal = MP_ERROR_INTERNAL,                   ///< a defect of the library was detected
     peer_gone = MP_ERROR_PEER_GONE,                 ///< another process has exited or freed shared memory
-    timeout = MP_ERROR_TIMEOUT,                     ///< the time limit of a wait has passed
+    timeout = MP_ERROR_TIMEOUT,                     ///< the time limit of a wait has expired
     rank_failed = MP_ERROR_RANK_FAILED,             ///< another rank failed in a collective call
-    allgather = MP_ERROR_ALLGATHER,                 ///< the allgather function of a node failed
-    message_truncated = MP_ERROR_MESSAGE_TRUNCATED, ///< message longer than its buffer
+    allgather = MP_ERROR_ALLGATHER,                 ///< the caller's allgather function failed
+    message_truncated = MP_ERROR_MESSAGE_TRUNCATED, ///< a message is longer than the receive buffer
     cancelled = MP_ERROR_CANCELLED,                 ///< the operation was cancelled
-    queue_full = MP_ERROR_QUEUE_FULL                ///< no room for another operation or message
+    queue_full = MP_ERROR_QUEUE_FULL                ///< a message queue is full
 };
 
 namespace detail {
@@ -88,32 +88,33 @@ class category_type final : public std::error_category {
 
 } // namespace detail
 
-/// Returns the category of the error codes that this library sets.
+/// Returns the `std::error_category` of the error codes that this library sets.
 inline const std::error_category &category() noexcept {
     static const detail::category_type instance;
     return instance;
 }
 
-/// Returns the error code of a status. `std::error_code` finds this function by argument-dependent lookup.
+/// Returns the `std::error_code` of a status. The standard library calls this function when a status is converted or
+/// compared.
 inline std::error_code make_error_code(status value) noexcept {
     return {static_cast<int>(value), category()};
 }
 
 /// Details of the last failed call on a thread.
 struct error_details {
-    /// Status of the call. `success` if no call on this thread has failed.
+    /// Status that the failed call returned. `success` if no call on this thread has failed.
     mpgpu::status status = mpgpu::status::success;
     /// Error code of the driver or the operating system. 0 if neither reported an error.
     std::int64_t driver_code = 0;
     /// Name of the invalid argument. Empty if no single argument is invalid.
     std::string argument;
-    /// Error text: the invalid value and the remedy.
+    /// Error text. It contains the invalid value and the remedy.
     std::string message;
 };
 
 namespace detail {
 
-/// Error text for an empty object, appended to its name.
+/// End of the error text for an empty object. The name of the object precedes it.
 inline constexpr const char *is_empty = " is empty: make one and move it there first";
 
 } // namespace detail
@@ -136,7 +137,7 @@ inline constexpr const char *is_empty = " is empty: make one and move it there f
     return details;
 }
 
-/// Base class of every exception of this library. `what()` names the invalid value and the remedy.
+/// Base class of all exceptions of this library. `what()` contains the invalid value and the remedy.
 class error : public std::runtime_error {
   public:
     /// Constructs an error from the details of a failed call.
@@ -159,68 +160,69 @@ class error : public std::runtime_error {
     std::shared_ptr<const error_details> details_; // shared, because copying an exception must not throw
 };
 
-/// Invalid argument: a value, a handle, a device, a pointer, or transfers that overlap.
+/// Exception: an argument is invalid (a value, object, device or address, or transfers that overlap).
 class argument_error : public error {
   public:
     using error::error;
 };
 
-/// Memory of a device or the host is exhausted.
+/// Exception: a device or the host has no more memory.
 class out_of_memory : public error {
   public:
     using error::error;
 };
 
-/// Request that this machine, driver or build does not support: no route between two devices, no driver, or an
-/// unavailable engine.
+/// Exception: this machine, driver or build does not support the request. For example, no path connects two devices,
+/// there is no GPU driver, or an engine is not available.
 class not_supported : public error {
   public:
     using error::error;
 };
 
-/// Invalid configuration: a topology file, an environment variable, or a header of another version.
+/// Exception: a topology file or an environment variable is invalid, or the header has an incompatible version.
 class configuration_error : public error {
   public:
     using error::error;
 };
 
-/// Error of the driver or the operating system. `driver_code()` returns its code.
+/// Exception: the driver or the operating system reported an error. `driver_code()` returns its code.
 class driver_error : public error {
   public:
     using error::error;
 };
 
-/// Data that arrived corrupted. Thrown only if verification is switched on.
+/// Exception: copied data differ from the source. Thrown only with `MPGPU_VERIFY=bytes`.
 class data_corruption : public error {
   public:
     using error::error;
 };
 
-/// Peer that has exited, or that has freed memory which it shared.
+/// Exception: a process on which the call depends has exited, or has freed memory that it shared.
 class peer_gone : public error {
   public:
     using error::error;
 };
 
-/// Wait that has exceeded its time limit.
+/// Exception: the time limit of a wait has expired.
 class timeout : public error {
   public:
     using error::error;
 };
 
-/// Failure of another rank in a call that all ranks make, or of their allgather function.
+/// Exception: another rank failed in a collective call of the library, or the allgather function of the ranks failed.
 class rank_failed : public error {
   public:
     using error::error;
 };
 
-/// Message that was not received or not sent: it is longer than its buffer, it was cancelled, or the queue is full.
+/// Exception: a message was not sent or received. It is longer than the receive buffer, it was cancelled, or the queue
+/// is full.
 class message_error : public error {
   public:
     using error::error;
 };
 
-/// Defect of the library.
+/// Exception: a defect of the library was detected.
 class internal_error : public error {
   public:
     using error::error;
@@ -228,7 +230,7 @@ class internal_error : public error {
 
 namespace detail {
 
-/// Throws one class of exception. Without exceptions, prints the message and aborts.
+/// Throws an exception of the class `Exception`. If exceptions are disabled, prints the message and aborts.
 template <class Exception> [[noreturn]] void fail_as(error_details &&details) {
 #if MPGPU_EXCEPTIONS
     throw Exception(std::move(details));
@@ -238,7 +240,7 @@ template <class Exception> [[noreturn]] void fail_as(error_details &&details) {
 #endif
 }
 
-/// Throws the exception of a status.
+/// Throws the exception class that corresponds to `details.status`.
 [[noreturn]] inline void fail(error_details &&details) {
     switch (details.status) {
     case status::invalid_argument:
@@ -279,7 +281,7 @@ template <class Exception> [[noreturn]] void fail_as(error_details &&details) {
     }
 }
 
-/// Throws the error for a call on an empty object.
+/// Throws the exception for a function that is called on an empty object. `what` is the name of the object's class.
 [[noreturn]] inline void fail_empty(const char *what) {
     error_details details;
     details.status = status::invalid_handle;
@@ -290,11 +292,11 @@ template <class Exception> [[noreturn]] void fail_as(error_details &&details) {
 
 } // namespace detail
 
-/// Error reporting of a call: the last parameter of every function and constructor that can fail. Callers never write
-/// its type.
+/// Last parameter of every function and constructor that can fail. It selects how the function reports errors. Callers
+/// never write its type.
 ///
-/// If the argument is omitted, a failure throws. If a `std::error_code` is passed, the call writes its outcome there,
-/// including success. It then throws only `std::bad_alloc`, and only if it creates a string or stores a callable.
+/// If the argument is omitted, a failure throws. If a `std::error_code` is passed, the function stores its status
+/// there, also on success. It then throws only `std::bad_alloc`, and only if it creates a string or stores a callable.
 ///
 /// @code
 /// stream.synchronize();                   // throws
@@ -304,12 +306,12 @@ template <class Exception> [[noreturn]] void fail_as(error_details &&details) {
 /// @endcode
 class on_error {
   public:
-    /// Makes a failure throw.
+    /// Selects that a failure throws an exception.
     constexpr on_error() noexcept = default;
-    /// Writes the outcome to `code`, which must live until the call returns.
+    /// Selects that the status is stored in `code`, which must exist until the function returns.
     constexpr on_error(std::error_code &code) noexcept : code_(&code) {}
 
-    /// Reports the outcome of a call to the C API.
+    /// Reports the status that a function of the C API returned.
     void report(mp_status_t outcome) const {
         if (code_ != nullptr) {
             *code_ = make_error_code(static_cast<status>(outcome));
@@ -320,7 +322,7 @@ class on_error {
         }
     }
 
-    /// Reports a failure that the C++ headers have detected. `last_error()` does not contain it.
+    /// Reports a failure that the C++ headers themselves have detected. `last_error()` does not return it.
     void report(error_details details) const {
         if (code_ == nullptr) {
             detail::fail(std::move(details));

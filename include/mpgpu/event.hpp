@@ -3,19 +3,20 @@
 #define MPGPU_EVENT_HPP
 
 /// @file
-/// Events: points in streams.
+/// Events: points in streams for which other streams and the host can wait.
 
 #include <mpgpu/context.hpp>
 
 namespace mpgpu {
 
-/// Point in a stream for which other streams, of any device, and the host can wait. An event that was never recorded
-/// counts as completed.
+/// Event: a point in a stream for which the host and other streams, of any device, can wait. An event that was never
+/// recorded counts as completed.
 ///
-/// Owns its C handle and is move-only. The destructor does not wait; streams that wait for the event still do.
+/// Owns its C handle and is move-only. The destructor does not block. Streams that already wait for the event continue
+/// to wait.
 class event {
   public:
-    /// Constructs an empty event. Every call on it reports `status::invalid_handle`.
+    /// Constructs an empty event. Every function called on it reports `status::invalid_handle`.
     event() noexcept = default;
 
     /// Creates an event. Throws `argument_error`, `driver_error`.
@@ -26,19 +27,21 @@ class event {
         failed.report(outcome);
     }
 
-    /// Records all work enqueued in `stream` so far. Throws `argument_error`, `driver_error`.
+    /// Records all work that is enqueued in `stream` so far. This replaces an earlier record. Throws `argument_error`,
+    /// `driver_error`.
     void record(stream_view stream, on_error failed = {}) {
         failed.report(mp_event_record(context_handle(), get(), stream.get()));
     }
 
-    /// Blocks the calling thread until the recorded work has finished. Throws `argument_error`, `driver_error`, and
-    /// `peer_gone` in the cases in which `stream::synchronize` throws it. `peer_gone` is thrown by every call until the
-    /// event is recorded again in a stream that has already reported the error.
+    /// Blocks the calling thread until the recorded work has finished.
+    ///
+    /// Throws `argument_error`, `driver_error`. Throws `peer_gone` in the cases in which `stream::synchronize` throws
+    /// it. Each call throws it, until the event is recorded in a stream that has already reported the error.
     void synchronize(on_error failed = {}) const { failed.report(mp_event_synchronize(context_handle(), get())); }
 
-    /// Returns the C handle, which this object still owns. It is not a `cudaEvent_t`, even on the CUDA backend.
+    /// Returns the C handle, which this object continues to own. It is not a `cudaEvent_t`, even on the CUDA backend.
     [[nodiscard]] mp_event_t get() const noexcept { return handle_.get(); }
-    /// True if this object owns an event.
+    /// Returns true if this object owns an event.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
   private:

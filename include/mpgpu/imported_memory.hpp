@@ -12,44 +12,46 @@
 
 namespace mpgpu {
 
-/// Handle with which another process on the machine can map a memory range: 128 bytes that can travel over MPI or any
-/// other channel. Trivially copyable; owns nothing. The C struct.
+/// Handle of a memory range that other processes on the machine can map: 128 bytes that can be sent over MPI or any
+/// other channel. A plain value that owns nothing; an alias of the C struct.
 using memory_handle = mp_memory_handle_t;
 
-/// Exports memory to other processes on the machine, which map it as `imported_memory`. The owner keeps the memory;
-/// others can map it until it is freed or the context is destroyed. Throws `argument_error`, `not_supported` for memory
-/// that cannot be shared, `driver_error`.
+/// Exports memory to other processes on the machine, which map it as `imported_memory`. The caller keeps ownership.
+/// Other processes can map the memory until it is freed or the context is destroyed. Throws `argument_error`,
+/// `driver_error`. Throws `not_supported` for memory that cannot be shared.
 template <class T>
 [[nodiscard]] memory_handle export_memory(const context &ctx, device_span<T> range, on_error failed = {}) {
     memory_handle handle{};
     failed.report(mp_memory_export(ctx.get(), range.data(), range.size_bytes(), &handle));
     return handle;
 }
-/// Exports all elements of a buffer.
+/// Exports all elements of a buffer to other processes. Throws the exceptions of the function above.
 template <class T>
 [[nodiscard]] memory_handle export_memory(const context &ctx, const buffer<T> &whole, on_error failed = {}) {
     return export_memory(ctx, device_span<const T>(whole), failed);
 }
 
-/// Memory of another process, mapped into this one. It consists of `size()` elements of type `T` and can be the source
-/// or destination of transfers.
+/// Memory of another process that is mapped into this process. It consists of `size()` elements of type `T` and can be
+/// the source or destination of transfers.
 ///
-/// Owns the mapping and is move-only. The destructor of the last import of an allocation waits until all work enqueued
-/// so far has finished, and unmaps the allocation.
+/// Owns the mapping and is move-only. Objects for the same allocation share a mapping. The destructor of the last one
+/// blocks until all work that is enqueued in the context so far has finished, and then unmaps the allocation.
 template <class T> class imported_memory : public detail::memory_owner<T, detail::released_in<mp_memory_close>> {
   public:
-    /// Constructs an empty mapping.
+    /// Constructs an object without memory.
     imported_memory() noexcept = default;
-    /// Maps the memory that another process has exported with `export_memory`. Bytes at its end that do not form a
-    /// whole `T` are left out. If the handle was exported by this process, the object refers to the original address.
-    /// Waits at most five seconds for the exporter's answer. Throws `argument_error` for an invalid handle,
-    /// `not_supported` for a handle from another node, container or user, `configuration_error` for a handle of another
-    /// version, `peer_gone`, `timeout`, `driver_error`.
+    /// Maps the memory that another process has exported with `export_memory`. Blocks at most five seconds, until the
+    /// exporting process answers. Bytes at the end that are not a whole `T` are left out. If the handle was exported by
+    /// this process, the object refers to the original address.
+    ///
+    /// Throws `argument_error` for an invalid handle, `not_supported` for a handle from another machine, container or
+    /// user, and `configuration_error` for a handle from another version of the library. Throws `peer_gone`,
+    /// `timeout`, `driver_error`.
     imported_memory(const context &ctx, const memory_handle &handle, on_error failed = {})
         : imported_memory(ctx.get(), handle, device::automatic(), failed) {}
-    /// Maps exported memory, for code that has the context's C handle only. Kernels of the device `kernels` access it
-    /// at `in_kernels()`, even if it is on a GPU that is not visible to this process; see `mp_memory_import`. Throws
-    /// the exceptions of the constructor above.
+    /// Maps exported memory with the C handle of a context. Kernels of the device `kernels` access the memory at the
+    /// address `in_kernels()`, even if it is on a GPU that is not visible to this process; see `mp_memory_import`.
+    /// Throws the exceptions of the constructor above.
     imported_memory(mp_context_t ctx, const memory_handle &handle, device kernels = device::automatic(),
                     on_error failed = {}) {
         void *mapped = nullptr;

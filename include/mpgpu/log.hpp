@@ -9,8 +9,9 @@
 
 namespace mpgpu {
 
-/// Sends the library's log records up to `max_level` to `callback`, on the thread that logs. A null callback stops
-/// this. `user` must remain valid until then. Throws `argument_error`, `not_supported`.
+/// Sets the callback that receives the library's log records of `max_level` and all lower levels. It may be called on
+/// any thread. A null `callback` removes the current one. `user` is passed to the callback, and must stay valid until
+/// the callback is replaced or removed. Throws `argument_error`, `not_supported`.
 inline void set_log_callback(mp_log_level_t max_level, mp_log_callback_t callback, void *user, on_error failed = {}) {
     failed.report(mp_log_set_callback(max_level, callback, user));
 }

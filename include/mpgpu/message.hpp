@@ -3,13 +3,13 @@
 #define MPGPU_MESSAGE_HPP
 
 /// @file
-/// Messages between the ranks of a node, matched by MPI's rules and ordered by streams: `messenger`.
+/// Messages between the ranks of a node (`messenger`). They match as in MPI and are ordered by streams.
 ///
 /// @code
 /// mpgpu::messenger messages(node);                                        // collective
 /// mpgpu::message_request sent = messages.send(edge, right, tag, stream);  // after earlier work in the stream
 /// mpgpu::message_request got = messages.receive(ghost, left, tag, stream);
-/// got.wait(stream);                                                       // later work sees the bytes
+/// got.wait(stream);                                                       // later work sees the data
 /// sent.wait(stream);                                                      // and may overwrite the edge
 /// @endcode
 
@@ -30,14 +30,14 @@
 
 namespace mpgpu {
 
-/// Rank number that matches messages from any rank. No function returns it.
+/// Rank number that matches messages from any rank. Accepted by receives and probes; never returned.
 inline constexpr std::int32_t any_rank = MP_ANY_RANK;
 
-/// Descriptor of a buffer that another rank may fetch. A plain value that the program can send to another rank. The C
-/// struct.
+/// Descriptor of a buffer that another rank can copy to its own memory (`messenger::fetch`). A plain value that the
+/// program sends to that rank. An alias of the C struct.
 using message_descriptor = mp_message_descriptor_t;
 
-/// Properties of a message that a receive gets: source, tag, size and metadata. A plain value.
+/// Properties of a message: source rank, tag, size and metadata. A plain value.
 class message_info {
   public:
     /// Returns the rank that sent the message.
@@ -46,11 +46,12 @@ class message_info {
     [[nodiscard]] std::uint64_t tag() const noexcept { return info_.tag; }
     /// Returns the size of the message without its metadata, in bytes.
     [[nodiscard]] std::uint64_t bytes() const noexcept { return info_.bytes; }
-    /// Returns the metadata. The view is valid for as long as this object exists.
+    /// Returns the metadata of the message. The view is valid as long as this object exists.
     [[nodiscard]] array_view<const std::byte> metadata() const noexcept {
         return {metadata_.data(), info_.metadata_bytes};
     }
-    /// Returns the metadata as a value, or nothing if their size differs from that of `T`.
+    /// Returns the metadata of the message as a value of type `T`. Returns nothing if the size of the metadata differs
+    /// from the size of `T`.
     template <class T> [[nodiscard]] std::optional<T> metadata_as() const noexcept {
         static_assert(std::is_trivially_copyable_v<T> && std::is_default_constructible_v<T>,
                       "mpgpu: metadata are bytes, so the type must allow that");
@@ -66,7 +67,7 @@ class message_info {
     friend class messenger;
     friend class message_request;
 
-    /// Returns the address to which a C function writes the message and its metadata.
+    /// Returns the address to which a C function writes the properties and the metadata.
     [[nodiscard]] mp_message_info_t *address() noexcept {
         info_.metadata = metadata_.data();
         info_.metadata_capacity = metadata_.size();
@@ -77,33 +78,35 @@ class message_info {
     std::array<std::byte, MP_MESSAGE_METADATA_BYTES> metadata_{};
 };
 
-/// Tags that a receive accepts: those that equal `value` in all bits that are set in `mask`.
+/// Tags that a receive accepts: those that equal `value` in all bits that are set in `mask`. The default mask accepts
+/// exactly `value`.
 struct message_tag {
-    std::uint64_t value = 0;                ///< compared with the tag in the bits that are set in `mask`
-    std::uint64_t mask = ~std::uint64_t{0}; ///< bits that must be equal
+    std::uint64_t value = 0;                ///< value that the tag must equal in the bits of `mask`
+    std::uint64_t mask = ~std::uint64_t{0}; ///< bits of the tag that must be equal
 
-    /// Accepts exactly this tag.
+    /// Constructs a filter that accepts exactly this tag.
     constexpr message_tag(std::uint64_t exactly) noexcept : value(exactly) {}
-    /// Accepts tags that equal `tag` in all bits that are set in `bits`.
+    /// Constructs a filter that accepts tags which equal `tag` in all bits that are set in `bits`.
     constexpr message_tag(std::uint64_t tag, std::uint64_t bits) noexcept : value(tag), mask(bits) {}
-    /// Accepts any tag.
+    /// Returns a filter that accepts any tag.
     [[nodiscard]] static constexpr message_tag any() noexcept { return {0, 0}; }
 };
 
-/// Memory that a message is sent from or received into, on a GPU or the host. Constructed from any type with `data()`
-/// and `size()`, for example `buffer`, `device_span`, `array_view` and `std::vector`. Owns nothing. `Byte` is `void` or
-/// `const void`.
+/// Non-owning view of memory, on a GPU or the host, from which a message is sent or into which it is received. It can
+/// be constructed from any type with `data()` and `size()`, for example `buffer`, `device_span`, `array_view` and
+/// `std::vector`. `Byte` is `const void` for sends and `void` for receives.
 template <class Byte> class message_memory {
     template <class C> using pointer_of = decltype(std::declval<C &>().data());
     template <class C> using element_of = std::remove_pointer_t<pointer_of<C>>;
 
   public:
-    /// Refers to `bytes` bytes that begin at `data`.
+    /// Constructs a view of the `bytes` bytes that begin at `data`.
     constexpr message_memory(Byte *data, std::uint64_t bytes) noexcept : data_(data), bytes_(bytes) {}
 
     /// Refers to all elements of a container or view.
     template <class C, class = std::enable_if_t<std::is_convertible_v<pointer_of<std::remove_reference_t<C>>, Byte *>>,
               class = decltype(std::declval<C &>().size())>
+    /// Constructs a view of all elements of a container or view.
     constexpr message_memory(C &&elements) noexcept
         : data_(elements.data()), bytes_(elements.size() * sizeof(element_of<std::remove_reference_t<C>>)) {
         static_assert(std::is_trivially_copyable_v<element_of<std::remove_reference_t<C>>>,
@@ -112,7 +115,7 @@ template <class Byte> class message_memory {
 
     /// Returns the address of the first byte.
     [[nodiscard]] constexpr Byte *data() const noexcept { return data_; }
-    /// Returns the number of bytes.
+    /// Returns the size of the memory in bytes.
     [[nodiscard]] constexpr std::uint64_t bytes() const noexcept { return bytes_; }
 
   private:
@@ -120,26 +123,28 @@ template <class Byte> class message_memory {
     std::uint64_t bytes_;
 };
 
-/// Request for a send, a receive, a fetch or a described buffer. Destroying a pending request does not stop the
-/// operation, as with `request`.
+/// Request: a send, receive, fetch or described buffer, for whose completion the program can wait. Destroying a pending
+/// request does not block and does not stop the operation.
 class message_request : public request {
   public:
     /// Constructs an empty request.
     message_request() noexcept = default;
 
-    /// Blocks the calling thread until the memory of a send may be reused, or the bytes of a receive have arrived, and
-    /// returns the message. The request is then empty. Throws `message_error` if the message is longer than the buffer
-    /// or the operation was cancelled, `peer_gone`, and `argument_error` if the request is empty. If a truncation is
-    /// reported to a `std::error_code`, the result is the message that was too long.
+    /// Blocks the calling thread until the memory of a send may be reused or the data of a receive have arrived.
+    /// Returns the properties of the message. The request is then empty.
+    ///
+    /// Throws `message_error` if the message is longer than the buffer or the operation was cancelled. Throws
+    /// `peer_gone`, and `argument_error` if the request is empty. If a `std::error_code` reports a message that is too
+    /// long, the result describes that message.
     message_info synchronize(on_error failed = {}) {
         message_info message;
         failed.report(mp_wait(handle_.address(), message.address()));
         return message;
     }
 
-    /// Returns the message if `synchronize` would not block; the request is then empty. Does not block. Throws the
-    /// exceptions of `synchronize`. An error that is reported to a `std::error_code` also ends the request; the result
-    /// is then the same as that of `synchronize`.
+    /// Returns the properties of the message if the operation has ended; the request is then empty. Otherwise returns
+    /// nothing. Does not block. Throws the exceptions of `synchronize`. If a `std::error_code` reports an error of the
+    /// operation, the request is also empty, and the result is that of `synchronize`.
     [[nodiscard]] std::optional<message_info> test(on_error failed = {}) {
         message_info message;
         std::int32_t done = 0;
@@ -147,8 +152,8 @@ class message_request : public request {
         return done != 0 ? std::optional<message_info>(message) : std::nullopt;
     }
 
-    /// Returns the message if the operation has matched, without waiting. Throws `argument_error` if the request is
-    /// empty.
+    /// Returns the properties of the message if the operation has matched, otherwise nothing. Does not block. The
+    /// request stays valid. Throws `argument_error` if the request is empty.
     [[nodiscard]] std::optional<message_info> info(on_error failed = {}) const {
         message_info message;
         std::int32_t matched = 0;
@@ -156,8 +161,9 @@ class message_request : public request {
         return matched != 0 ? std::optional<message_info>(message) : std::nullopt;
     }
 
-    /// Cancels an operation that has not matched, and then returns true. The request must still be waited for or
-    /// destroyed; it ends with `status::cancelled`. Throws `argument_error` if the request is empty.
+    /// Tries to cancel an operation that has not matched, and returns true if it was cancelled. The request then ends
+    /// with `status::cancelled`. In both cases it must still be waited for or destroyed. Throws `argument_error` if the
+    /// request is empty.
     bool cancel(on_error failed = {}) {
         std::int32_t cancelled = 0;
         failed.report(mp_request_cancel(handle_.get(), &cancelled));
@@ -165,28 +171,28 @@ class message_request : public request {
     }
 };
 
-/// Descriptor of a buffer, and the request that ends when the buffer has been fetched.
+/// Result of `messenger::describe`: the descriptor of a buffer, and the request that ends when the buffer was fetched.
 struct described_buffer {
-    message_descriptor descriptor; ///< for the rank that fetches
-    message_request released;      ///< completes when the buffer has been fetched and may be reused
+    message_descriptor descriptor; ///< descriptor for the rank that fetches the buffer
+    message_request released;      ///< request that ends when the buffer was fetched and may be reused
 };
 
-/// Options of a new messenger. 0 selects the default. All ranks pass the same options.
+/// Options of a messenger. All ranks pass the same options. 0 selects the default.
 struct messenger_options {
-    std::uint32_t operations = 0; ///< maximum unreceived sends, and unfinished receives, per rank; default 1024
-    std::uint32_t messages = 0;   ///< maximum messages from one rank that wait at another; default 4096
+    std::uint32_t operations = 0; ///< maximum number of pending sends, and of pending receives, per rank; default 1024
+    std::uint32_t messages = 0;   ///< maximum number of messages of one rank that wait at another rank; default 4096
 };
 
-/// Endpoint through which one rank exchanges messages with the other ranks of a node. Owns its C handle and is
-/// move-only. Each rank destroys its messenger independently. The destructor blocks until data movement in progress has
-/// ended, at most twelve seconds (`mp_messenger_destroy`).
+/// Messenger: object through which one rank exchanges messages with the other ranks of a node. Owns its C handle and is
+/// move-only. Each rank destroys its messenger independently. The destructor blocks, for at most twelve seconds, until
+/// data transfers in progress have ended (`mp_messenger_destroy`).
 class messenger {
   public:
-    /// Constructs an empty messenger. Every call on it reports `status::invalid_handle`.
+    /// Constructs an empty messenger. Every function called on it reports `status::invalid_handle`.
     messenger() noexcept = default;
 
-    /// Creates a messenger. Collective: all ranks of the node call it together. Throws `argument_error`,
-    /// `not_supported`, `rank_failed`.
+    /// Creates a messenger. Collective: all ranks of the node call it together. Blocks until all ranks have called it.
+    /// Throws `argument_error`, `not_supported`, `rank_failed`.
     explicit messenger(const node &ranks, const messenger_options &options = {}, on_error failed = {}) {
         mp_messenger_options_t c = MP_MESSENGER_OPTIONS_INIT;
         c.operations = options.operations;
@@ -194,9 +200,10 @@ class messenger {
         failed.report(mp_messenger_create(ranks.get(), &c, handle_.address()));
     }
 
-    /// Sends the bytes of `data` after earlier work in `stream` has written them. `metadata` is read during the call
-    /// and arrives when the message matches. See `mp_send`. Throws `argument_error`, `not_supported`, `message_error`
-    /// if the queue is full, `peer_gone`.
+    /// Sends `data` to rank `rank` with the tag `tag`, after earlier work in `stream` has written the data. Does not
+    /// block. The memory must stay unchanged until the request has ended. `metadata` is read during the call and
+    /// arrives when the message matches. See `mp_send`. Throws `argument_error`, `not_supported`, `peer_gone`. Throws
+    /// `message_error` if the queue is full.
     [[nodiscard]] message_request send(message_memory<const void> data, std::int32_t rank, std::uint64_t tag,
                                        stream_view stream, array_view<const std::byte> metadata = {},
                                        on_error failed = {}) const {
@@ -206,8 +213,9 @@ class messenger {
         return made;
     }
 
-    /// Receives a message from `rank`, or from any rank with `any_rank`, into `data`, after earlier work in `stream`.
-    /// See `mp_receive`. Throws the exceptions of `send`.
+    /// Receives a message from rank `rank`, or from any rank with `any_rank`, into `data`, after earlier work in
+    /// `stream`. Does not block. `tag` selects the tags that are accepted. The memory must stay allocated until the
+    /// request has ended. See `mp_receive`. Throws the exceptions of `send`.
     [[nodiscard]] message_request receive(message_memory<void> data, std::int32_t rank, message_tag tag,
                                           stream_view stream, on_error failed = {}) const {
         message_request made;
@@ -216,7 +224,8 @@ class messenger {
         return made;
     }
 
-    /// Returns the message that a receive would take now, without receiving it. Throws `argument_error`, `peer_gone`.
+    /// Returns the properties of the message that a receive with this rank and tag would get now, without receiving it.
+    /// Returns nothing if there is no such message. Does not block. Throws `argument_error`, `peer_gone`.
     [[nodiscard]] std::optional<message_info> probe(std::int32_t rank, message_tag tag, on_error failed = {}) const {
         message_info message;
         std::int32_t found = 0;
@@ -224,8 +233,9 @@ class messenger {
         return found != 0 ? std::optional<message_info>(message) : std::nullopt;
     }
 
-    /// Describes the bytes of `data`, after earlier work in `stream` has written them, so that one rank can fetch them.
-    /// Throws the exceptions of `send`.
+    /// Creates a descriptor of `data`, with which one other rank can copy (fetch) the data to its own memory. The data
+    /// are valid after earlier work in `stream`. Does not block. See `mp_message_describe`. Throws the exceptions of
+    /// `send`.
     [[nodiscard]] described_buffer describe(message_memory<const void> data, stream_view stream,
                                             on_error failed = {}) const {
         described_buffer made{};
@@ -234,8 +244,9 @@ class messenger {
         return made;
     }
 
-    /// Fetches the buffer that a descriptor refers to, once, into `data`, after earlier work in `stream`. Throws the
-    /// exceptions of `send`, and `message_error` if `data` is too small.
+    /// Copies the buffer of a descriptor into `data`, after earlier work in `stream`. Does not block. A descriptor can
+    /// be fetched once. See `mp_message_fetch`. Throws the exceptions of `send`. Throws `message_error` if `data` is
+    /// too small.
     [[nodiscard]] message_request fetch(const message_descriptor &descriptor, message_memory<void> data,
                                         stream_view stream, on_error failed = {}) const {
         message_request made;
@@ -244,9 +255,9 @@ class messenger {
         return made;
     }
 
-    /// Returns the C handle, which this object still owns.
+    /// Returns the C handle, which this object continues to own.
     [[nodiscard]] mp_messenger_t get() const noexcept { return handle_.get(); }
-    /// True if this object owns a messenger.
+    /// Returns true if this object owns a messenger.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
   private:

@@ -14,23 +14,28 @@
  *
  * Rules for every function:
  *
- * - Units are bytes and seconds. Devices are numbers: GPUs from 0 up, host NUMA domains from MP_DEVICE_HOST down.
+ * - Units are bytes and seconds.
+ * - Devices are numbers. GPUs are 0, 1, 2 and so on. The host memory of the NUMA domains is MP_DEVICE_HOST (-1), -2, -3
+ *   and so on.
  * - A function returns MP_SUCCESS or an error, which mp_last_error describes. Outputs are written only on success,
  *   unless stated otherwise.
- * - No panic or exception leaves the library. Memory that grows with the counts of a call is checked in advance and
- *   missing memory returns MP_ERROR_OUT_OF_MEMORY. The library aborts only if the system cannot provide the few KiB of
- *   host memory that any call needs, or the memory of a handle.
- * - A pointer must be NULL, or aligned for its type and valid for as long as the function requires. NULL is rejected
- *   where it has no meaning. The library reads memory behind a pointer during the call only, unless stated otherwise.
+ * - No Rust panic or C++ exception leaves the library. If memory for the arguments of a call is missing, the call
+ *   returns MP_ERROR_OUT_OF_MEMORY. The library aborts the process only if the system cannot provide a few KiB of host
+ *   memory.
+ * - A pointer is NULL, or aligned for its type and valid for as long as the function requires. NULL is rejected
+ *   if the function does not document its meaning. The library accesses the memory during the call only, unless stated
+ *   otherwise.
  * - `destroy` releases objects (contexts, plans, requests, streams, events), `free` releases memory, and `close`
- *   releases memory of another process.
- * - `synchronize` blocks the calling thread. `wait` enqueues (`mp_stream_wait_event`): later work in the stream waits,
- *   the caller does not.
- * - Enumerations may hold any number. An unknown value is rejected with MP_ERROR_INVALID_ARGUMENT.
- * - Handles that are destroyed or of another kind are recognised and rejected.
- * - Initialise a struct that starts with `size` with its _INIT macro. This lets the library support programs compiled
+ *   releases mapped memory of another process.
+ * - Functions with `synchronize` in their name, and mp_wait, block the calling thread. Functions named
+ *   `mp_stream_wait_...` do not block: they make later work in the stream wait.
+ * - An unknown value of an enumeration is rejected with MP_ERROR_INVALID_ARGUMENT.
+ * - A handle that is already destroyed or of another kind is rejected with MP_ERROR_INVALID_HANDLE.
+ * - Initialise a struct that starts with `size` by its _INIT macro. The library can then support programs compiled
  *   with another version of this header.
  * - Every function may be called from any thread at any time, unless stated otherwise.
+ * - A host function is a function that a stream calls on a CPU thread (mp_stream_launch_host, cudaLaunchHostFunc).
+ *   Functions that must not be called from it say so.
  *
  * Generated from rust/ffi by cbindgen: change that, not this file.
  */
@@ -40,75 +45,80 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/// Device number of the host memory of NUMA domain 0. GPUs are numbered from 0 up, host domains from this number down.
+/// Device number of the host memory of NUMA domain 0. GPUs have the numbers 0, 1, 2 and so on.
 #define MP_DEVICE_HOST (-1)
 
-/// Device number of the host memory of a NUMA domain: `MP_DEVICE_HOST_NUMA(0)` is `MP_DEVICE_HOST`.
+/// Device number of the host memory of a NUMA domain. `MP_DEVICE_HOST_NUMA(0)` equals `MP_DEVICE_HOST`.
 #define MP_DEVICE_HOST_NUMA(domain) (-1 - (domain))
 
-/// Device number that stands for the device whose memory an address belongs to. Transfers accept it; no machine has a
-/// device of this number. An address that the library does not know counts as pageable host memory. This includes freed
-/// memory, which is rejected if the transfer names its device.
+/// Device number with which the library itself finds the device that owns the address. Accepted in transfers.
+///
+/// An address that the library does not know counts as pageable host memory. This includes the address of freed memory,
+/// so the error is detected only if the transfer states the real device instead.
 #define MP_DEVICE_AUTO 0x7ffffffe
 
-/// Stream in which enqueued work runs in order. The same type as `cudaStream_t`; NULL is the default stream.
+/// Stream: a queue whose work runs in order. The type is the same as `cudaStream_t`. NULL is the default stream.
 typedef struct CUstream_st *mp_stream_t;
 
-/// Event: a point in a stream for which other streams can wait. The same type as `cudaEvent_t`.
+/// Event: a point in a stream for which other streams can wait. The type is the same as `cudaEvent_t`.
 typedef struct CUevent_st *mp_event_t;
 
-/// Context: a machine, a backend, and all state that is kept between calls. The handle is a number, not an address, so
-/// the library recognises destroyed contexts.
+/// Context: the library's state for one process: backend, topology, plan cache, streams and memory. The handle is a
+/// number, not an address, so the library can detect destroyed contexts.
 typedef struct mp_context *mp_context_t;
 
-/// Plan for a batch of transfers between fixed addresses. A number, not an address.
+/// Plan: a prepared batch of copies between fixed addresses that can be executed many times. The handle is a number, not
+/// an address.
 typedef struct mp_plan_s *mp_plan_t;
 
-/// Node: ranks that plan together. A number, not an address.
+/// Node: a group of processes (ranks) on one machine that plan their copies together. The handle is a number, not an
+/// address.
 typedef struct mp_node_s *mp_node_t;
 
-/// Endpoint of one rank for the messages of a node. A number, not an address.
+/// Messenger: object through which one rank exchanges messages with the other ranks of a node. The handle is a number,
+/// not an address.
 typedef struct mp_messenger_s *mp_messenger_t;
 
-/// Rank number that matches messages from any rank. Receives and probes accept it; no function returns it, and no
-/// constant of MPI has its value.
+/// Rank number that matches messages from any rank. Accepted by receives and probes; never returned. It differs from
+/// every constant of MPI.
 #define MP_ANY_RANK (-2147483647)
 
-/// Rank number that stands for rank 0 of a communicator if that rank is on another node. The next ranks have the numbers
-/// below it.
+/// Rank number that represents rank 0 of a communicator if that rank is on another node. `MP_RANK_ELSEWHERE` returns the
+/// numbers for all ranks.
 #define MP_FIRST_ELSEWHERE (-1073741824)
 
-/// Rank number that stands for a rank of a communicator on another node. Every call that takes a rank of the node
-/// rejects it with a clear error, for example "rank 5 is on another node".
+/// Rank number that represents rank `rank` of a communicator if that rank is on another node. Every function that takes
+/// a rank of the node rejects it, with an error text such as "rank 5 is on another node".
 #define MP_RANK_ELSEWHERE(rank) (MP_FIRST_ELSEWHERE - (rank))
 
-/// Window index that stands for a window which the other rank names. The other rank's descriptor has the same tag as its
-/// offset.
+/// Value of `mp_node_end_t::window` for memory whose position only the other rank knows. `offset` then holds a tag. The
+/// other rank passes a descriptor of the same transfer with the same tag, which gives the position.
 #define MP_BY_TAG 0xFFFFFFFF
 
-/// Execution of a plan, or a send or receive, that can be waited for. A number, not an address.
+/// Request: an execution of a plan, a send or a receive, for whose completion the program can wait. The handle is a
+/// number, not an address.
 typedef struct mp_request *mp_request_t;
 
-/// Major version of this header. Increases with incompatible changes.
+/// Major version of this header. It increases with incompatible changes.
 #define MP_VERSION_MAJOR 0
 
-/// Minor version of this header. Increases with new functions; before 1.0 also with incompatible changes.
+/// Minor version of this header. It increases with new functions and, before version 1.0, also with incompatible
+/// changes.
 #define MP_VERSION_MINOR 1
 
 /// Patch version of this header.
 #define MP_VERSION_PATCH 0
 
-/// Version of this header as one comparable number: 10000 for each major version plus 100 for each minor version plus
-/// the patch version.
+/// Version of this header as one number that can be compared: 10000 * major + 100 * minor + patch.
 #define MP_VERSION (((MP_VERSION_MAJOR * 10000) + (MP_VERSION_MINOR * 100)) + MP_VERSION_PATCH)
 
-/// Value of `mp_plan_options_t::relay_gpus` that forbids relaying through any GPU.
+/// Value of `mp_plan_options_t::relay_gpus` that forbids paths through other GPUs.
 #define MP_RELAY_NONE 9223372036854775808ull
 
-/// Maximum size of a message's metadata, bytes.
+/// Maximum size of the metadata that a message can carry, bytes.
 #define MP_MESSAGE_METADATA_BYTES 256
 
-/// Outcome of a call. Numbers are never reused or changed.
+/// Status that a function returns. Numbers are never reused or changed.
 typedef enum {
     /// The call succeeded.
     MP_SUCCESS = 0,
@@ -118,107 +128,115 @@ typedef enum {
     MP_ERROR_INVALID_HANDLE = 2,
     /// The context has no device with this number.
     MP_ERROR_INVALID_DEVICE = 3,
-    /// An address is NULL, unknown, on another device, or its range leaves its allocation.
+    /// An address is NULL, unknown or on a device other than stated, or a range extends beyond its allocation.
     MP_ERROR_INVALID_POINTER = 4,
-    /// Two transfers of a batch overlap and at least one of them writes the common bytes.
+    /// Two transfers of a batch overlap, and at least one of them writes to the common bytes.
     MP_ERROR_OVERLAP = 5,
-    /// No path connects the two devices of a transfer under the given options.
+    /// The options allow no path between the source and the destination device of a transfer.
     MP_ERROR_NO_ROUTE = 6,
     /// A device or the host has run out of memory.
     MP_ERROR_OUT_OF_MEMORY = 7,
-    /// This build or this machine does not support the request.
+    /// This build of the library or this machine does not support the request.
     MP_ERROR_NOT_SUPPORTED = 8,
     /// No GPU driver was found.
     MP_ERROR_NO_DRIVER = 9,
     /// The GPU driver or the operating system reported an error. `mp_last_error_info` returns its code.
     MP_ERROR_DRIVER = 10,
-    /// The topology is unknown, unreadable or invalid.
+    /// The topology (description of the machine's devices and links) is unknown, unreadable or invalid.
     MP_ERROR_TOPOLOGY = 11,
     /// An environment variable of mpgpu has an invalid value.
     MP_ERROR_ENVIRONMENT = 12,
     /// The header and the library have incompatible versions.
     MP_ERROR_VERSION_MISMATCH = 13,
-    /// Data arrived corrupted. Checked only with `MPGPU_VERIFY=bytes`.
+    /// The copied data differ from the source. Detected only with `MPGPU_VERIFY=bytes`.
     MP_ERROR_DATA_CORRUPTION = 14,
-    /// The library has a defect. The context stays usable.
+    /// A defect of the library was detected. The context remains usable.
     MP_ERROR_INTERNAL = 15,
-    /// Another process has exited or has freed memory that it shared.
+    /// A process on which the call depends has exited, or has freed memory that it shared.
     MP_ERROR_PEER_GONE = 16,
-    /// The time limit of a wait has passed.
+    /// The time limit of a wait has expired.
     MP_ERROR_TIMEOUT = 17,
-    /// Another rank failed in a call that all ranks make. The error text contains its reason.
+    /// Another rank failed in a collective call of the library. The error text contains the reason.
     MP_ERROR_RANK_FAILED = 18,
-    /// The allgather function of a node failed.
+    /// The caller's allgather function (`mp_allgather_t`) returned an error.
     MP_ERROR_ALLGATHER = 19,
-    /// A message is longer than the receive buffer. It was not received; a larger buffer can still receive it.
+    /// A message is longer than the receive buffer. It is not lost: a receive with a larger buffer still gets it.
     MP_ERROR_MESSAGE_TRUNCATED = 20,
-    /// The operation was cancelled before it matched, or its messenger was destroyed.
+    /// The send or receive was cancelled before it matched, or its messenger was destroyed.
     MP_ERROR_CANCELLED = 21,
-    /// The queue has no room for another operation or message. Nothing was sent or received.
+    /// A message queue is full. Nothing was sent or received.
     MP_ERROR_QUEUE_FULL = 22,
 } mp_status_t;
 
 /// Execution backend of a context.
 typedef enum {
-    /// The value of `MPGPU_BACKEND`. If it is not set: CUDA if a GPU is available, otherwise the host backend.
+    /// Backend named by `MPGPU_BACKEND`. If the variable is not set: CUDA if a GPU is available, otherwise the host
+    /// backend.
     MP_BACKEND_AUTO = 0,
-    /// Virtual devices on CPU threads. They move real bytes; times are modelled.
+    /// Virtual devices, implemented by CPU threads. The data are really copied; predicted times come from a model.
     MP_BACKEND_HOST = 1,
     /// NVIDIA GPUs.
     MP_BACKEND_CUDA = 2,
 } mp_backend_t;
 
-/// Mechanism that executes a plan.
+/// Mechanism by which a plan is executed.
 typedef enum {
-    /// The value of `MPGPU_ENGINE`. If it is not set, the engine that the model predicts to be fastest.
+    /// Engine named by `MPGPU_ENGINE`. If the variable is not set, the engine with the shortest predicted time.
     MP_ENGINE_AUTO = 0,
-    /// Copies on internal streams, ordered by events.
+    /// Copies on several internal streams, ordered by events.
     MP_ENGINE_STREAM = 1,
-    /// Copies and fused kernels, launched as one graph.
+    /// Copies and fused copy kernels, launched as one CUDA graph.
     MP_ENGINE_GRAPH = 2,
-    /// Direct copies, in batched driver calls.
+    /// Direct copies without staging, submitted by batched driver calls.
     MP_ENGINE_BATCH = 3,
-    /// Direct copies, in fused kernels.
+    /// Direct copies without staging, performed by fused copy kernels.
     MP_ENGINE_KERNEL = 4,
 } mp_engine_t;
 
 /// Three-valued option: on, off or the default.
 typedef enum {
-    /// The value from the environment. If the environment has none, the model decides.
+    /// Value from the environment variable of the option. If it is not set, the library decides.
     MP_DEFAULT = 0,
-    /// Allowed.
+    /// Enabled.
     MP_ON = 1,
-    /// Forbidden.
+    /// Disabled.
     MP_OFF = 2,
 } mp_switch_t;
 
 /// Method by which streams wait for signals.
 typedef enum {
-    /// The value of `MPGPU_SIGNAL_WAIT`. If it is not set, streams wait by stream operations. Steps of node plans that
-    /// move few bytes between ranks with one GPU each wait by one kernel per rank, except for some steps after a rank
-    /// was late: docs/reference/waiting.md.
+    /// Method named by `MPGPU_SIGNAL_WAIT`. If the variable is not set, streams wait by stream operations.
+    ///
+    /// Exception: for plans between ranks with one GPU each (`mp_node_plan`), executions that move few bytes wait in
+    /// one kernel per rank, except for some executions after a rank was late. See docs/reference/waiting.md.
     MP_SIGNAL_WAIT_DEFAULT = 0,
-    /// Stream operation, which uses no GPU resources.
+    /// Stream memory operation (`cuStreamWaitValue64` on CUDA). It occupies no multiprocessor.
     MP_SIGNAL_WAIT_OPERATION = 1,
-    /// Kernel of one warp. It continues 4 us sooner and occupies the GPU while it waits; docs/reference/waiting.md
-    /// lists the conditions. The host backend ignores this value.
+    /// Kernel of one warp that polls the counter. It reacts about 4 us sooner than a stream operation, but occupies the
+    /// GPU while it waits. docs/reference/waiting.md lists the conditions. The host backend ignores this value.
     MP_SIGNAL_WAIT_KERNEL = 2,
 } mp_signal_wait_t;
 
-/// Agent that moves partitions as soon as they are ready.
+/// Agent: the hardware that copies the partitions of a transfer, for example copy engines or a kernel. A partition is
+/// copied as soon as its producer (the kernel that computes it) has marked it ready.
 typedef enum {
-    /// Copy engines, with the number of partitions that `mp_node_tune_partitions` found best for such transfers.
-    /// Without such a result in the tuning file of rank 0, the model chooses the number. With `arrivals` off, steps
-    /// choose by measured times: move each partition by itself, several together, or all after their producers. With
-    /// `stores` on, the producers may also move them. If `adapt` of the plan's options is off, steps do not choose.
+    /// The library chooses what performs the copies. It uses copy engines, with the number of partitions that
+    /// `mp_node_tune_partitions` found best for such transfers. Without such a result in rank 0's tuning file, the
+    /// performance model chooses the number.
+    ///
+    /// If `arrivals` is off, executions measure several methods and use the fastest: copy each partition by itself,
+    /// copy several together, or copy all after the producers. If `stores` is on, the producers may also store directly
+    /// at the destination. If `adapt` of the plan's options is off, executions do not measure.
     MP_AGENT_AUTO = 0,
-    /// Copy engines, over all paths of the plan, each partition by itself. Uses no multiprocessor.
+    /// Copy engines copy each partition by itself, over all paths of the plan. They occupy no multiprocessor.
     MP_AGENT_COPY_ENGINE = 1,
-    /// Producing kernels, which store their bytes at the destination to which the trigger points.
+    /// The producing kernels perform no separate copy: they store their results directly at the destination address,
+    /// which `mp_trigger_t` gives them.
     MP_AGENT_PRODUCER = 2,
 } mp_agent_t;
 
-/// Collective: copies between participants, which are devices of a process or ranks of a node. No collective reduces.
+/// Collective operation that only copies data between participants. The participants are devices of one process or
+/// ranks of a node. There are no reductions.
 typedef enum {
     /// The root sends the same block to every participant.
     MP_BROADCAST = 0,
@@ -232,23 +250,23 @@ typedef enum {
     MP_ALL_TO_ALL = 4,
 } mp_collective_t;
 
-/// Format of a description.
+/// Output format of the functions that describe an object.
 typedef enum {
-    /// Lines of text for people. The format may change between versions.
+    /// Readable text. The layout may change between versions.
     MP_FORMAT_TEXT = 0,
     /// One JSON object.
     MP_FORMAT_JSON = 1,
 } mp_format_t;
 
-/// Log level. Each level includes those before it.
+/// Log level. Each level includes all levels with smaller numbers.
 typedef enum {
-    /// No records.
+    /// No log records.
     MP_LOG_OFF = 0,
-    /// Errors that no call could report.
+    /// Errors that no function could return.
     MP_LOG_ERROR = 1,
     /// Probable mistakes, for example memory that is still allocated when a context is destroyed.
     MP_LOG_WARN = 2,
-    /// Decisions that are taken once, for example the choice of the backend.
+    /// Decisions that are made once, for example the choice of the backend.
     MP_LOG_INFO = 3,
     /// Rare events, for example the allocation of staging memory.
     MP_LOG_DEBUG = 4,
@@ -256,192 +274,201 @@ typedef enum {
     MP_LOG_TRACE = 5,
 } mp_log_level_t;
 
-/// Details of a failure. Initialise with `MP_ERROR_INFO_INIT`.
+/// Details of the last failed call on a thread. Initialise with `MP_ERROR_INFO_INIT`.
 typedef struct {
     /// `sizeof(mp_error_info_t)`.
     size_t size;
-    /// Status that the call returned.
+    /// Status that the failed call returned.
     mp_status_t status;
-    /// Error code of the driver. 0 if no driver reported an error.
+    /// Error code of the GPU driver or the operating system. 0 if neither reported an error.
     int64_t driver_code;
-    /// Name of the parameter that caused the error. NULL if none did.
+    /// Name of the function parameter that caused the error. NULL if no parameter did.
     const char *argument;
-    /// Text that `mp_last_error` returns.
+    /// Error text, as `mp_last_error` returns it.
     const char *message;
 } mp_error_info_t;
 
-/// Function that receives log records. It is called on the thread that logs, which may be any thread. Both texts are
-/// valid only during the call. It must not call functions of this library, and must return (no `longjmp`, no
-/// exception).
+/// Callback that receives log records. It may be called on any thread. `target` (the module that logs) and `message`
+/// are valid only during the call. The callback must not call functions of this library, and must return: no `longjmp`,
+/// no exception.
 typedef void (*mp_log_callback_t)(mp_log_level_t level, const char *target, const char *message, void *user);
 
-/// Options of a new context. Initialise with `MP_CONTEXT_OPTIONS_INIT`. A field that is 0 or NULL takes its value from
-/// the environment, or else its default. docs/reference/environment.md lists the variables.
+/// Options for creating a context. Initialise with `MP_CONTEXT_OPTIONS_INIT`. For a field that is 0 or NULL the library
+/// uses the environment variable of the option and, if it is not set, the default. docs/reference/environment.md lists
+/// the variables.
 typedef struct {
     /// `sizeof(mp_context_options_t)`.
     size_t size;
-    /// Execution backend.
+    /// Execution backend of the context.
     mp_backend_t backend;
-    /// Name of a preset or path of a topology file, UTF-8. Read during the call only.
+    /// Topology of the machine: name of a built-in preset or path of a topology file, UTF-8. Read during the call only.
     const char *topology;
-    /// Maximum staging memory on each device that needs it, bytes. Plans may use less, not more. Host memory for
-    /// threads that copy pageable memory is counted separately, with the same maximum.
+    /// Maximum size of the staging buffers on each device, bytes. Host memory that CPU threads use to copy pageable
+    /// memory has a separate limit of the same size.
     uint64_t staging_bytes;
-    /// Maximum number of cached plans. Planning a cached request again is a look-up.
+    /// Maximum number of plans in the plan cache. Planning a cached request again takes only a look-up.
     uint64_t cache_plans;
     /// Method by which streams wait for signals.
     mp_signal_wait_t signal_wait;
-    /// Maximum number of CPU threads that copy between pageable and pinned host memory, at most 256. -1 for none.
+    /// Maximum number of CPU threads that copy between pageable and pinned host memory, at most 256. -1 for no threads.
     int32_t host_threads;
-    /// Maximum number of programs whose graphs are kept. The most recently launched programs stay.
+    /// Maximum number of plans whose CUDA graphs the context keeps. Plans that differ only in their addresses count
+    /// once. If there are more, the context drops the graphs of the plan that was launched least recently.
     uint64_t cache_graphs;
 } mp_context_options_t;
 
-/// Counters of a context since it was created. Initialise with `MP_STATISTICS_INIT`.
+/// Statistics of a context since its creation. Initialise with `MP_STATISTICS_INIT`.
 typedef struct {
     /// `sizeof(mp_statistics_t)`.
     size_t size;
-    /// Calls of `mp_plan` that found the plan of the same request in the cache.
+    /// Number of `mp_plan` calls whose plan was found in the plan cache.
     uint64_t plan_cache_hits;
-    /// Calls of `mp_plan` that did not find the plan of the same request in the cache.
+    /// Number of `mp_plan` calls whose plan was not found in the plan cache.
     uint64_t plan_cache_misses;
-    /// Plans evicted from the cache to stay within its limit.
+    /// Number of plans evicted from the plan cache to stay within its limit.
     uint64_t plan_cache_evictions;
-    /// Plans in the cache now.
+    /// Number of plans that are in the plan cache now.
     uint64_t plan_cache_entries;
-    /// Executions enqueued.
+    /// Number of plan executions that were enqueued.
     uint64_t executions;
-    /// Bytes of all transfers of these executions.
+    /// Total size of the transfers of these executions, bytes.
     uint64_t bytes;
-    /// Cache misses that found a plan of the same shape with different addresses.
+    /// Number of plan cache misses for which a cached plan was reused whose transfers differ only in their addresses.
     uint64_t plan_cache_shape_hits;
-    /// Executions that were one graph launch. All `graph_` counters are 0 on a backend without graphs.
+    /// Number of plan executions that were launched as one CUDA graph. All `graph_` counters are 0 on a backend without
+    /// graphs.
     uint64_t graph_launches;
-    /// Graph launches whose graph already had the addresses.
+    /// Number of graph launches that reused a graph without any update.
     uint64_t graph_hits;
-    /// Graph launches that first instantiated a graph or updated its addresses.
+    /// Number of graph launches that had to instantiate a graph or to update its addresses first.
     uint64_t graph_misses;
-    /// Graphs instantiated.
+    /// Number of CUDA graph instantiations.
     uint64_t graph_instantiations;
-    /// Graphs whose addresses were updated instead of instantiating another graph.
+    /// Number of times that the addresses in an instantiated CUDA graph were updated.
     uint64_t graph_repoints;
-    /// Graph launches that waited for an earlier launch because all graphs of the plan were in use.
+    /// Number of graph launches that waited for an earlier launch because all graphs of the plan were in use.
     uint64_t graph_waits;
-    /// Plan shapes that have graphs now.
+    /// Number of plans with CUDA graphs in the context's cache now. Plans that differ only in their addresses count
+    /// once.
     uint64_t graph_programs;
-    /// Instantiated graphs that exist now.
+    /// Number of instantiated CUDA graphs in the context's cache now.
     uint64_t graph_entries;
 } mp_statistics_t;
 
-/// Resources of a context on one device. Initialise with `MP_DEVICE_STATISTICS_INIT`.
+/// Resources that a context holds on one device. Initialise with `MP_DEVICE_STATISTICS_INIT`.
 typedef struct {
     /// `sizeof(mp_device_statistics_t)`.
     size_t size;
-    /// Bytes of staging memory. 0 until a plan stages on this device.
+    /// Size of the context's staging buffers on the device, bytes. 0 until a plan first stages data there.
     uint64_t staging_bytes;
-    /// Bytes from `mp_alloc` that are not yet freed.
+    /// Size of the memory from `mp_alloc` on the device that is not yet freed, bytes.
     uint64_t allocated_bytes;
-    /// Streams from `mp_stream_create` that are not yet destroyed.
+    /// Number of streams from `mp_stream_create` on the device that are not yet destroyed.
     uint64_t streams;
 } mp_device_statistics_t;
 
-/// Function that runs on a CPU thread in stream order. It must return (no `longjmp`, no exception).
+/// Callback that runs on a CPU thread, in stream order. It must return: no `longjmp`, no exception.
 typedef void (*mp_host_function_t)(void *user);
 
-/// One copy.
+/// Copy of a memory range from a source to a destination.
 ///
-/// On both backends an address belongs to one device. `dst_device` and `src_device` name that device; with
-/// `MP_DEVICE_AUTO` the library finds it. The library knows GPU memory, host memory from `mp_alloc` of the same
-/// context, and on CUDA host memory that CUDA has pinned or registered. All other host memory is assumed to be valid
-/// and counts as pageable.
+/// `dst_device` and `src_device` are the devices that own the two addresses. With `MP_DEVICE_AUTO` the library
+/// determines the device from the address. It recognises GPU memory, host memory from `mp_alloc` of the same context
+/// and, on CUDA, host memory that is pinned by or registered with CUDA. The library assumes that any other address is
+/// valid pageable host memory.
 ///
-/// Threads of the library copy large pageable buffers through pinned memory, over all links that help; the driver
-/// copies small ones. In both cases the memory must stay allocated and unchanged until the execution has completed, not
-/// only until `mp_execute` returns. If the memory is not mapped, or a mapped file becomes shorter meanwhile, the
-/// execution fails.
+/// Large copies of pageable memory are made by threads of the library, through pinned buffers and over several links.
+/// Small ones are made by the driver. In both cases the memory must stay allocated and unchanged until the execution
+/// has completed, not only until `mp_execute` returns. The execution fails if the memory is not mapped, or if it is a
+/// mapped file that is shortened during the copy.
 typedef struct {
-    /// First byte of the destination.
+    /// Start address of the destination.
     void *dst;
-    /// Device of the destination, or `MP_DEVICE_AUTO`.
+    /// Device that owns the destination, or `MP_DEVICE_AUTO`.
     int32_t dst_device;
-    /// First byte of the source.
+    /// Start address of the source.
     const void *src;
-    /// Device of the source, or `MP_DEVICE_AUTO`.
+    /// Device that owns the source, or `MP_DEVICE_AUTO`.
     int32_t src_device;
-    /// Number of bytes. With 0 nothing is copied, and the addresses may be NULL.
+    /// Number of bytes to copy. If 0, nothing is copied, and the addresses may be NULL.
     uint64_t bytes;
 } mp_transfer_t;
 
-/// Options of a plan. Initialise with `MP_PLAN_OPTIONS_INIT`. A field that is 0 takes its value from the environment;
-/// if the environment has none, the model decides.
+/// Options for creating a plan. Initialise with `MP_PLAN_OPTIONS_INIT`. For a field that is 0 the library uses the
+/// environment variable of the option and, if it is not set, decides by its performance model.
 typedef struct {
     /// `sizeof(mp_plan_options_t)`.
     size_t size;
-    /// Mechanism that executes the plan.
+    /// Mechanism by which the plan is executed.
     mp_engine_t engine;
-    /// Maximum number of paths per transfer.
+    /// Maximum number of paths over which one transfer is distributed.
     uint32_t max_paths;
-    /// `MP_ON` if a copy between GPUs may pass through host memory, which is the default.
+    /// `MP_ON` (the default) if copies between GPUs may use a path through host memory.
     mp_switch_t host_path;
-    /// Bytes of one chunk on staged paths, at least 4096. Chunks are smaller if the staging limit requires it.
+    /// Chunk size on paths with staging buffers, bytes; at least 4096. The library uses smaller chunks if the staging
+    /// limit requires it.
     uint64_t chunk_bytes;
-    /// Transfers with fewer bytes use one path.
+    /// Transfer size below which a transfer uses only one path, bytes.
     uint64_t min_bytes;
-    /// Maximum staging memory on each device, bytes. At most the context's limit.
+    /// Maximum size of the plan's staging buffers on each device, bytes. Cannot exceed the limit of the context.
     uint64_t staging_bytes;
-    /// Bit mask of the GPUs that may relay bytes for others. Bit `g` is GPU `g`. In plans of a node it is the `g`-th
-    /// GPU of the node, counted in the order in which the ranks list or see them. `MP_RELAY_NONE` allows none.
+    /// Bit mask of the GPUs through which the data of other GPUs may be forwarded. Bit `g` represents GPU `g`. In plans
+    /// of `mp_node_plan` bit `g` represents the `g`-th GPU of the node; the GPUs are counted rank by rank, in the order
+    /// in which each rank lists or sees them. `MP_RELAY_NONE` allows no GPU.
     uint64_t relay_gpus;
-    /// `MP_ON` if executions choose among variants of the plan by their measured times, which is the default. The
-    /// variants are all paths, half of the staged bytes, and plain copies. Plans of a node do not choose.
+    /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. The variants use all
+    /// paths, half of the staged bytes, or only direct copies. In plans of `mp_node_plan` this option affects only
+    /// `MP_AGENT_AUTO`.
     mp_switch_t adapt;
-    /// Number of chunks of each path through another GPU. Takes precedence over `chunk_bytes`. Larger if the staging
-    /// limit requires it.
+    /// Number of chunks on each path through another GPU. Overrides `chunk_bytes`. The library uses more chunks if the
+    /// staging limit requires it.
     uint32_t relay_chunks;
-    /// Number of chunks of each path through host memory. Takes precedence over `chunk_bytes`. Larger if the staging
-    /// limit requires it.
+    /// Number of chunks on each path through host memory. Overrides `chunk_bytes`. The library uses more chunks if the
+    /// staging limit requires it.
     uint32_t host_chunks;
 } mp_plan_options_t;
 
-/// Properties of a plan. Initialise with `MP_PLAN_INFO_INIT`.
+/// Properties of a plan, for `mp_plan_get_info`. Initialise with `MP_PLAN_INFO_INIT`.
 typedef struct {
     /// `sizeof(mp_plan_info_t)`.
     size_t size;
-    /// Modelled time of one execution, seconds.
+    /// Predicted time of one execution, seconds.
     double predicted_seconds;
-    /// Modelled time of the same transfers on one path each, seconds.
+    /// Predicted time of the same transfers if each used only one path, seconds.
     double direct_seconds;
-    /// Bytes of all transfers.
+    /// Total size of the plan's transfers, bytes. For a plan of `mp_node_plan` it includes the transfers of all ranks.
     uint64_t bytes;
-    /// Number of paths of all transfers.
+    /// Total number of paths that the plan's transfers use.
     uint32_t paths;
-    /// Number of operations of one execution.
+    /// Number of operations (copies, waits, signals) that one execution performs.
     uint32_t operations;
-    /// Staging memory in use on the device that needs most, bytes.
+    /// Size of the plan's staging buffers on the device where they are largest, bytes.
     uint64_t staging_bytes;
-    /// Median time of the last measured executions of the active variant, seconds. 0 if none was measured (`adapt` in
-    /// the options).
+    /// Median of the last measured execution times of the plan variant that is in use, seconds. 0 if no execution was
+    /// measured. See `mp_plan_options_t::adapt`.
     double measured_seconds;
-    /// Median time of the last measured executions with plain copies, seconds. 0 if none was measured.
+    /// Median of the last measured times of executions that used only direct copies, seconds. 0 if no such execution
+    /// was measured.
     double measured_direct_seconds;
 } mp_plan_info_t;
 
-/// Copy from one participant of a collective to another, or to itself.
+/// One copy of a collective operation, from the send buffer of one participant to the receive buffer of another or the
+/// same participant.
 typedef struct {
-    /// Participant that sends.
+    /// Index of the participant that sends, from 0.
     uint32_t from;
-    /// Participant that receives.
+    /// Index of the participant that receives, from 0.
     uint32_t to;
-    /// Offset in the sender's send buffer, bytes.
+    /// Offset of the data from the start of the sender's send buffer, bytes.
     uint64_t send_offset;
-    /// Offset in the receiver's receive buffer, bytes.
+    /// Offset of the data from the start of the receiver's receive buffer, bytes.
     uint64_t receive_offset;
-    /// Number of bytes.
+    /// Number of bytes to copy.
     uint64_t bytes;
 } mp_piece_t;
 
-/// Message that a receiver gets, and the buffer for its metadata. Initialise with `MP_MESSAGE_INFO_INIT`. Set
-/// `metadata` and `metadata_capacity` to receive metadata; calls fill the other fields.
+/// Properties of a message, and the caller's buffer for its metadata. Initialise with `MP_MESSAGE_INFO_INIT`. To
+/// receive metadata, set `metadata` and `metadata_capacity`. The library fills the other fields.
 typedef struct {
     /// `sizeof(mp_message_info_t)`.
     size_t size;
@@ -451,136 +478,148 @@ typedef struct {
     uint64_t bytes;
     /// Rank that sent the message.
     uint32_t rank;
-    /// Size of the metadata, bytes. May exceed `metadata_capacity`.
+    /// Size of the message's metadata, bytes. It can be larger than `metadata_capacity`.
     uint32_t metadata_bytes;
-    /// Buffer of the caller that receives up to `metadata_capacity` bytes of metadata. NULL if `metadata_capacity` is
-    /// 0.
+    /// Buffer of the caller, to which up to `metadata_capacity` bytes of metadata are written. NULL if
+    /// `metadata_capacity` is 0.
     void *metadata;
-    /// Size of the buffer, bytes. `MP_MESSAGE_METADATA_BYTES` is always enough.
+    /// Size of the buffer at `metadata`, bytes. `MP_MESSAGE_METADATA_BYTES` is always enough.
     size_t metadata_capacity;
 } mp_message_info_t;
 
-/// Function that is called with the outcome when a request has ended. It must return (no `longjmp`, no exception).
+/// Callback that receives the final status of a request. It must return: no `longjmp`, no exception.
 typedef void (*mp_request_function_t)(void *user, mp_status_t status);
 
-/// Options of a probe. Initialise with `MP_PROBE_OPTIONS_INIT`.
+/// Options of `mp_context_probe`, which measures the machine. Initialise with `MP_PROBE_OPTIONS_INIT`.
 typedef struct {
     /// `sizeof(mp_probe_options_t)`.
     size_t size;
-    /// Path of the file to write, UTF-8. Read during the call only. NULL selects a file in the user's cache directory,
-    /// where contexts on these GPUs find it together with its tuning file.
+    /// Path of the file for the result, UTF-8. Read during the call only. NULL selects a file in the user's cache
+    /// directory. Contexts on the same GPUs find that file and the tuning file next to it.
     const char *file;
-    /// `MP_ON` if the probe writes a file, which is the default.
+    /// `MP_ON` (the default) if the result is written to a file.
     mp_switch_t keep;
     /// `MP_ON` for fewer and shorter measurements without tuning. Off by default.
     mp_switch_t quick;
 } mp_probe_options_t;
 
-/// Handle of a memory range for other processes of the node. A plain value of fixed size that owns nothing and can
-/// travel over MPI or any other channel. The exporter determines how long it is valid.
+/// Handle of a memory range that other processes on the same machine can map (`mp_memory_import`). It is a plain value
+/// of fixed size and owns nothing. It can be sent over MPI or any other channel. It is valid until the exporting
+/// process frees the memory or destroys its context.
 typedef struct {
     /// Opaque content.
     uint8_t bytes[128];
 } mp_memory_handle_t;
 
-/// Signal: a 64-bit counter in memory of a context or in imported memory, and the value to set or wait for. On CUDA the
-/// counter must be in host memory from `mp_alloc_shared`.
+/// Signal: the address of a 64-bit counter, and the value to set it to or to wait for. The counter is in memory of a
+/// context or in imported memory. On CUDA it must be in host memory from `mp_alloc_shared`.
 typedef struct {
-    /// Counter, aligned to 8 bytes. New memory holds 0; write a different first value before other processes know the
-    /// counter.
+    /// Address of the counter, aligned to 8 bytes. New memory holds 0. To start with another value, write it before
+    /// other processes know the address.
     uint64_t *counter;
-    /// Value at which the signal counts as reached: the counter is equal or greater. The comparison is cyclic, so a
-    /// counter may overflow.
+    /// Value to set, or value for which to wait. A wait ends when the counter is equal or greater. The comparison is
+    /// cyclic, so a counter may overflow.
     uint64_t value;
 } mp_signal_t;
 
-/// Function that gathers `bytes` bytes of every rank of a node on every rank, as `MPI_Allgather` does. `receive` has
-/// room for the bytes of all ranks, in rank order. Returns 0 on success and any other number on failure. It must return
-/// (no `longjmp`, no exception).
+/// Callback that gathers `bytes` bytes from every rank of a node on every rank, like `MPI_Allgather`. `receive` has
+/// room for the data of all ranks, in rank order. The callback returns 0 on success and any other number on failure. It
+/// must return: no `longjmp`, no exception.
 typedef int (*mp_allgather_t)(void *user, const void *send, void *receive, size_t bytes);
 
-/// Options of a new node. Initialise with `MP_NODE_OPTIONS_INIT`.
+/// Options of `mp_node_create`. Initialise with `MP_NODE_OPTIONS_INIT`.
 typedef struct {
     /// `sizeof(mp_node_options_t)`.
     size_t size;
-    /// GPUs that this rank uses, as its context numbers them. NULL for all GPUs visible to the rank; GPUs that are
-    /// visible to several ranks are divided evenly.
+    /// GPUs that this rank uses, in the numbering of its context. NULL selects all GPUs that are visible to the rank.
+    /// GPUs that are visible to several ranks are then divided evenly among these ranks.
     const int32_t *devices;
     /// Number of elements of `devices`. 0 if `devices` is NULL.
     size_t device_count;
-    /// Path of a socket at which the ranks meet if there is no allgather function. All ranks pass the same path, in a
-    /// folder that they may all write to. They wait one minute for each other. NULL if an allgather function is given.
+    /// Path of a Unix socket over which the ranks connect to each other if they have no allgather function. All ranks
+    /// pass the same path, in a directory to which all of them can write. They wait up to one minute for each other.
+    /// NULL if an allgather function is passed.
     const char *socket;
-    /// Reason why this rank cannot join, or NULL. If it is set, the call fails on all ranks, and the other ranks
-    /// receive the reason. The context may then be NULL.
+    /// Reason why this rank cannot join the node. NULL if it can join. If it is set, the call fails on all ranks, the
+    /// other ranks receive the reason, and the context of this rank may be NULL.
     const char *failure;
 } mp_node_options_t;
 
-/// Memory of a rank that transfers of a node's plan may refer to.
+/// Window: memory range of a rank from or to which transfers of `mp_node_plan` copy.
 typedef struct {
-    /// First byte.
+    /// Start address of the window.
     void *memory;
-    /// Number of bytes. With 0 the address may be NULL.
+    /// Size of the window, bytes. If 0, the address may be NULL.
     uint64_t bytes;
 } mp_window_t;
 
-/// Position in a window of a rank.
+/// Source or destination of a transfer between ranks: a position in a window (memory range) of a rank.
 typedef struct {
-    /// Rank that owns the window.
+    /// Rank that owns the memory.
     uint32_t rank;
-    /// Index of the window among those that the rank passes, from 0; or `MP_BY_TAG`.
+    /// Index, from 0, in the list of windows that the owning rank passes to `mp_node_plan`. `MP_BY_TAG` if the calling
+    /// rank does not know the position in the memory of the other rank.
     uint32_t window;
-    /// Bytes from the start of the window. With `MP_BY_TAG` the tag, which may be any number.
+    /// Offset from the start of the window, bytes. If `window` is `MP_BY_TAG`: the tag of the transfer, which may be
+    /// any number.
     uint64_t offset;
 } mp_node_end_t;
 
-/// Copy between windows of two ranks, or within one rank.
+/// Copy from a window (memory range) of one rank to a window of another or the same rank.
 typedef struct {
-    /// Destination.
+    /// Destination of the copy.
     mp_node_end_t dst;
-    /// Source.
+    /// Source of the copy.
     mp_node_end_t src;
-    /// Number of bytes.
+    /// Number of bytes to copy.
     uint64_t bytes;
 } mp_node_transfer_t;
 
-/// Options of transfers that are divided into partitions. Initialise with `MP_PARTITION_OPTIONS_INIT`.
+/// Options for dividing the transfers of a plan into partitions, which are copied one by one as kernels produce them.
+/// Initialise with `MP_PARTITION_OPTIONS_INIT`.
 typedef struct {
     /// `sizeof(mp_partition_options_t)`.
     size_t size;
-    /// Number of partitions of each transfer, at most 4096. 0 lets the model choose. Partitions of different sizes must
-    /// be separate transfers.
+    /// Number of partitions of each transfer, at most 4096. 0 lets the library choose. To use partitions of different
+    /// sizes, pass several transfers.
     uint32_t count;
-    /// Agent that moves the partitions.
+    /// Agent (hardware) that performs the copies, for example copy engines. See `mp_agent_t`.
     mp_agent_t agent;
-    /// `MP_ON` if receivers are notified when each partition arrives, which is the default. With copy engines a
-    /// notification takes about 2 us per partition. Other agents always notify.
+    /// `MP_ON` (the default) if receivers are notified when each partition arrives. With copy engines a notification
+    /// takes about 2 us per partition. With `MP_AGENT_PRODUCER` receivers are always notified.
     mp_switch_t arrivals;
-    /// `MP_ON` if `MP_AGENT_AUTO` may let the producers store at the destination. This requires that the producers are
-    /// kernels which write where the trigger points, that nothing reads the moved bytes in the source, and that the
-    /// stream of `mp_execute` is ordered after the producers. Off by default. Ignored if a kernel cannot access the
-    /// destination, or if `arrivals` is on.
+    /// `MP_ON` if `MP_AGENT_AUTO` may choose that the producers store directly at the destination. Off by default.
+    /// Ignored if a kernel cannot access the destination, or if `arrivals` is on.
+    ///
+    /// Requirements: the producers are kernels that write to the address from `mp_trigger_t::step`; nothing reads the
+    /// sent bytes at the source; and the stream of `mp_execute` is ordered after the producers.
     mp_switch_t stores;
 } mp_partition_options_t;
 
-/// Addresses and sizes that producers and receivers of one transfer need, for `mpgpu::trigger` of mpgpu/trigger.cuh.
-/// Initialise with `MP_TRIGGER_INIT`. `counters` is on the source's device. All other addresses are in host memory that
-/// GPUs can access. They are valid until the plan is destroyed.
+/// Addresses and sizes with which kernels mark the partitions of one transfer ready and detect their arrival. Pass it
+/// to `mpgpu::trigger` of mpgpu/trigger.cuh. Initialise with `MP_TRIGGER_INIT`.
+///
+/// `counters` is in memory of the source's device. All other addresses are in host memory that GPUs can access. All
+/// addresses are valid until the plan is destroyed.
 typedef struct {
     /// `sizeof(mp_trigger_t)`.
     size_t size;
-    /// Two words that describe the step to its producers, from `mp_plan_arm` to the end of the step. The first is the
-    /// address at which they write: in the source, or in the destination if producers store. The second is 1 if
-    /// producers count ready partitions. It is 0 in steps in which all bytes move after the producers, or in which
-    /// producers store and no receiver is notified. NULL on a rank that does not send the transfer.
+    /// Two words for the producers of the current step (one execution of the plan). They are valid from `mp_plan_arm`
+    /// to the end of the step.
+    /// - Word 0 is the address to which the producers write: in the source, or in the destination if the producers
+    ///   store there directly.
+    /// - Word 1 is 1 if the producers count ready partitions. It is 0 if all bytes are copied after the producers, or
+    ///   if the producers store at the destination and no receiver is notified.
+    ///
+    /// NULL on a rank that does not send the transfer.
     const uint64_t *step;
-    /// Flags, one per partition, that are set to 1 when the partition is ready. NULL on a rank that does not send the
-    /// transfer.
+    /// Array of flags, one per partition. A flag is set to 1 when its partition is ready. NULL on a rank that does not
+    /// send the transfer.
     uint64_t *ready;
-    /// Flags, `arrived_flags` per partition in partition order, that are all 1 when the partition has arrived. NULL on
-    /// a rank that does not receive the transfer or is not notified.
+    /// Array of flags, `arrived_flags` per partition in partition order. A partition has arrived when all of its flags
+    /// are 1. NULL on a rank that does not receive the transfer or is not notified.
     const uint64_t *arrived;
-    /// Counters, one per partition, that its producers increment. They are 0 between steps.
+    /// Array of counters, one per partition, that the producers increment. The counters are 0 between steps.
     uint64_t *counters;
     /// Size of the transfer, bytes.
     uint64_t bytes;
@@ -592,46 +631,53 @@ typedef struct {
     uint32_t arrived_flags;
 } mp_trigger_t;
 
-/// Function that launches in `stream` the work that produces one step of a plan with partitions. `triggers` has `count`
-/// elements, one for each transfer that this rank passed, in that order. Returns 0 on success and any other number on
-/// failure. It may call functions of this library, except those that all ranks call together. It must return (no
-/// `longjmp`, no exception).
+/// Callback that enqueues in `stream` the kernels that produce the data of one execution of a plan with partitions.
+/// `triggers` has `count` elements, one for each transfer that this rank passed, in the same order.
+///
+/// The callback returns 0 on success and any other number on failure. It may call functions of this library, except
+/// collective ones (those that all ranks call together). It must return: no `longjmp`, no exception.
 typedef int (*mp_produce_t)(void *user, const mp_trigger_t *triggers, size_t count, mp_stream_t stream);
 
-/// Candidates and limits of `mp_node_tune_partitions`. Initialise with `MP_PARTITION_TUNING_INIT`.
+/// Options of `mp_node_tune_partitions`, which measures how best to divide transfers into partitions. Initialise with
+/// `MP_PARTITION_TUNING_INIT`.
 typedef struct {
     /// `sizeof(mp_partition_tuning_t)`.
     size_t size;
-    /// Bit mask of the agents to try, for example `1 << MP_AGENT_COPY_ENGINE`. 0 selects copy engines. Include
-    /// `MP_AGENT_PRODUCER` only if the producers write where the trigger points. `MP_AGENT_AUTO` requires `arrivals`
-    /// off; it lets producers store if the mask has `MP_AGENT_PRODUCER`, and runs 48 steps to adapt before it is timed.
+    /// Bit mask of the agents (what performs the copies) to measure, for example `1 << MP_AGENT_COPY_ENGINE`. 0 selects
+    /// only copy engines.
+    ///
+    /// Include `MP_AGENT_PRODUCER` only if the producers write to the address from `mp_trigger_t::step`.
+    /// `MP_AGENT_AUTO` requires that `arrivals` is off. Its measurement starts with 48 untimed steps, in which it
+    /// chooses a method. It considers stores by the producers only if the mask also contains `MP_AGENT_PRODUCER`.
     uint32_t agents;
-    /// Number of timed steps of each candidate, at most 1000. 0 selects 7.
+    /// Number of times that each candidate is executed and timed, at most 1000. 0 selects 7.
     uint32_t rounds;
     /// `MP_ON` if receivers are notified when each partition arrives, as in `mp_partition_options_t`.
     mp_switch_t arrivals;
-    /// Number of blocks of the producing kernel, for programs that tune with several block counts. Trials with
-    /// different block counts are kept separately. 0 if the program uses only one.
+    /// Number of thread blocks of the producing kernel. The tuning file keeps the results of different numbers apart. 0
+    /// if the program uses only one number.
     uint32_t blocks;
-    /// Path of the tuning file in which rank 0 keeps all trials, for `mpgpu tune partitions`. The file is created if it
-    /// does not exist. NULL selects the file of MPGPU_TUNING_FILE; if that is not set either, no trials are kept.
+    /// Path of the tuning file to which rank 0 writes all measurements, for `mpgpu tune partitions`. The file is
+    /// created if it does not exist. NULL selects the file that `MPGPU_TUNING_FILE` names. If that variable is not set
+    /// either, the measurements are not stored.
     const char *file;
 } mp_partition_tuning_t;
 
-/// Options of a new messenger. Initialise with `MP_MESSENGER_OPTIONS_INIT`. All ranks pass the same options.
+/// Options of `mp_messenger_create`. All ranks pass the same options. Initialise with `MP_MESSENGER_OPTIONS_INIT`.
 typedef struct {
     /// `sizeof(mp_messenger_options_t)`.
     size_t size;
-    /// Maximum number of unreceived sends and described buffers of a rank. The same number of unfinished receives and
-    /// fetches is allowed. 1 to 65,536; each takes 4 KiB of shared memory. 0 selects 1,024.
+    /// Maximum number of pending operations of one rank: sends and described buffers that are not yet received and,
+    /// counted separately, receives and fetches that have not ended. From 1 to 65,536. Each operation takes 4 KiB of
+    /// shared memory. 0 selects 1,024.
     uint32_t operations;
-    /// Maximum number of messages of one rank that may wait for receives of another, 1 to 1,048,576. 0 selects 4,096.
-    /// `operations` is a further limit.
+    /// Maximum number of messages of one rank that may wait for matching receives of one other rank, from 1 to
+    /// 1,048,576. 0 selects 4,096. `operations` is a further limit.
     uint32_t messages;
 } mp_messenger_options_t;
 
-/// Descriptor of a buffer that a rank of the node may fetch. A plain value of fixed size that owns nothing and can
-/// travel inside a message of the program.
+/// Descriptor of a buffer that another rank of the node can copy to its own memory (`mp_message_fetch`). The descriptor
+/// is a plain value of fixed size and owns nothing. The program may send it to the other rank in any way.
 typedef struct {
     /// Opaque content.
     uint8_t bytes[64];
@@ -641,239 +687,265 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-/// Returns the version of the library, comparable with `MP_VERSION` of the header. May be called from any thread; never
+/// Returns the version of the library as a number in the format of `MP_VERSION`. May be called from any thread. Never
 /// fails.
 uint32_t mp_version(void);
 
-/// Returns the version of the library as text, for example `0.1.0`. The text has static storage. May be called from any
-/// thread; never fails.
+/// Returns the version of the library as text, for example `0.1.0`. The text has static storage and must not be freed.
+/// May be called from any thread. Never fails.
 const char *mp_version_string(void);
 
 /// Returns the name of a status, for example `MP_ERROR_OVERLAP`, or `unknown status` for any other number.
 ///
-/// The text has static storage. May be called from any thread; never fails and does not change the last error.
+/// The text has static storage. May be called from any thread. Never fails, and does not change the last error.
 const char *mp_status_string(mp_status_t status);
 
-/// Returns the error text of the last call that failed on this thread. The text names the invalid value and, if there
-/// is one, the remedy.
+/// Returns the error text of the last call that failed on this thread. The text names the invalid value and, if
+/// possible, the remedy.
 ///
-/// Never NULL; empty if no call on this thread has failed. Successful calls do not change it. The text belongs to the
-/// library and is valid until the next call that fails on this thread, or until the thread ends.
+/// The result is never NULL. It is empty if no call on this thread has failed. Successful calls do not change it. The
+/// library owns the text. It is valid until the next call that fails on this thread, or until the thread ends.
 const char *mp_last_error(void);
 
-/// Fills `*info` with details of the last call that failed on this thread. The status is `MP_SUCCESS` if no call has
-/// failed.
+/// Fills `*info` with details of the last call that failed on this thread. `info->status` is `MP_SUCCESS` if no call on
+/// this thread has failed.
 ///
-/// The texts belong to the library and are valid for as long as the text of `mp_last_error`.
+/// The library owns the texts to which `*info` points. They are valid until the next call that fails on this thread, or
+/// until the thread ends.
 ///
-/// Errors: `MP_ERROR_INVALID_ARGUMENT` if `info` is NULL or its size is wrong. This error then becomes the last error.
+/// Errors: `MP_ERROR_INVALID_ARGUMENT` if `info` is NULL or `info->size` is wrong. This error then becomes the last
+/// error.
 mp_status_t mp_last_error_info(mp_error_info_t *info);
 
-/// Sends the library's log records of `max_level` and below to `callback` from now on, for the whole process. A NULL
-/// `callback` or level 0 stops this. The library passes `user` to the callback unchanged.
+/// Sets the callback that receives the library's log records of `max_level` and all lower levels, for the whole
+/// process. A NULL `callback` or `MP_LOG_OFF` removes the callback. The library passes `user` to the callback
+/// unchanged.
 ///
-/// While a callback is set, nothing goes to standard error unless `MPGPU_LOG` requests it. When this call returns, no
-/// thread is inside the previous callback, so the memory behind its `user` may be freed. May be called from any thread,
-/// but not from inside the callback.
-///
-/// Errors: `MP_ERROR_INVALID_ARGUMENT` for an unknown level and for a call from inside the callback;
-/// `MP_ERROR_NOT_SUPPORTED` if this process has its own Rust logger, which then receives the records.
-mp_status_t mp_log_set_callback(mp_log_level_t max_level, mp_log_callback_t callback, void *user);
-
-/// Creates a context: chooses the backend, reads the topology, and reads the environment once. Call `mp_context_create`
-/// instead, which passes the version of the header that the caller was compiled with.
-///
-/// NULL `options` means all defaults. The caller owns `*context` and destroys it with `mp_context_destroy`. Several
-/// contexts may exist; they share nothing. May be called from any thread.
-///
-/// A child of `fork` has neither the threads nor the GPUs of its parent. In the child, destroying the parent's
-/// contexts, plans and requests does nothing, and every other call with them fails with `MP_ERROR_INVALID_HANDLE`. The
-/// child may create its own contexts. On CUDA this requires that the child was forked before the parent first used the
-/// driver, or that it starts another program by `exec`.
+/// While a callback is set, the library writes no log records to standard error unless `MPGPU_LOG` is set. When this
+/// call returns, the previous callback is no longer running on any thread, so the memory behind its `user` may be
+/// freed. May be called from any thread, but not from inside the callback.
 ///
 /// Errors:
-/// - `MP_ERROR_VERSION_MISMATCH` if header and library are incompatible.
-/// - `MP_ERROR_ENVIRONMENT` for a malformed `MPGPU_` variable. Unknown `MPGPU_` variables cause a log warning only.
+/// - `MP_ERROR_INVALID_ARGUMENT` for an unknown level, and for a call from inside the callback.
+/// - `MP_ERROR_NOT_SUPPORTED` if the program has installed its own logger of the Rust crate `log`. That logger receives
+///   the records instead.
+mp_status_t mp_log_set_callback(mp_log_level_t max_level, mp_log_callback_t callback, void *user);
+
+/// Creates a context: chooses the backend, reads the topology, and reads the environment variables. Call
+/// `mp_context_create` instead, which passes the version of the header with which the program was compiled.
+///
+/// NULL `options` selects all defaults. The caller owns `*context` and destroys it with `mp_context_destroy`. A process
+/// may create several contexts; they share no state. Threads that the library starts block all POSIX signals except
+/// those of their own faults. May be called from any thread.
+///
+/// `fork`: in the child, the parent's handles cannot be used. Destroying the parent's contexts, plans and requests does
+/// nothing there, and every other call with them fails with `MP_ERROR_INVALID_HANDLE`. The child may create its own
+/// contexts. On CUDA this works only if the child was forked before the parent first used the driver, or after the
+/// child has called `exec`.
+///
+/// Errors:
+/// - `MP_ERROR_VERSION_MISMATCH` if the header and the library are incompatible.
+/// - `MP_ERROR_ENVIRONMENT` if an environment variable of the library has an invalid value. An unknown variable whose
+///   name starts with `MPGPU_` only causes a log warning.
 /// - `MP_ERROR_NOT_SUPPORTED` for a backend or a setting that this build does not support.
 /// - `MP_ERROR_TOPOLOGY`, `MP_ERROR_INVALID_ARGUMENT`.
 mp_status_t mp_context_create_versioned(const mp_context_options_t *options,
                                         uint32_t header_version,
                                         mp_context_t *context);
 
-/// Destroys a context. Waits until all of its work has finished, then frees its staging memory and all objects that the
-/// caller has not destroyed. A log warning lists memory from `mp_alloc` that was not freed. Plans and requests of the
-/// context become invalid handles.
+/// Destroys a context. Blocks until all of its work has finished, then frees its staging buffers and all objects that
+/// the caller has not destroyed. If memory from `mp_alloc` was not freed, a log warning lists it. Plans and requests of
+/// the context become invalid handles.
 ///
-/// First cancels operations that wait for others: messages, and partitions that no producer makes ready, end within 10
-/// seconds. Waits for signals still block this call. So do waits for a rank that is alive but does not execute a step
-/// or post the matching operation. The library's threads block all POSIX signals except those of their own faults.
+/// The call first cancels operations that wait for another process or kernel: messages without a match, and executions
+/// whose partitions were not marked ready. They end within 10 seconds. The call still blocks while a stream of the
+/// context waits for a signal, or for a rank that is running but does not execute the step or post the matching
+/// operation.
 ///
-/// Blocks. May be called from any thread, but not from a host function or a log callback. Calls that other threads make
-/// with the context meanwhile fail with `MP_ERROR_INVALID_HANDLE`.
+/// May be called from any thread, but not from a host function (`mp_stream_launch_host`) or a log callback. Calls that
+/// other threads make with the context during this call fail with `MP_ERROR_INVALID_HANDLE`.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. Any other error is the first of the outstanding work or of freeing resources; the
-/// context is destroyed nevertheless.
+/// Errors: `MP_ERROR_INVALID_HANDLE`. Any other error is the first failure of outstanding work or of freeing resources.
+/// The context is destroyed even then.
 mp_status_t mp_context_destroy(mp_context_t context);
 
-/// Returns the backend of a context and its number of devices.
+/// Returns the backend and the numbers of devices of a context.
 ///
-/// `*backend` receives `MP_BACKEND_HOST` or `MP_BACKEND_CUDA`. GPUs are 0 to `*gpus - 1`. Host domains are
-/// `MP_DEVICE_HOST_NUMA(0)` to `MP_DEVICE_HOST_NUMA(*host_domains - 1)`. Each pointer may be NULL. May be called from
-/// any thread.
+/// `*backend` receives `MP_BACKEND_HOST` or `MP_BACKEND_CUDA`. GPUs are numbered from 0 to `*gpus - 1`. The host memory
+/// of the NUMA domains has the device numbers `MP_DEVICE_HOST_NUMA(0)` to `MP_DEVICE_HOST_NUMA(*host_domains - 1)`.
+/// Each output pointer may be NULL. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 mp_status_t mp_context_get_info(mp_context_t context, mp_backend_t *backend, int32_t *gpus, int32_t *host_domains);
 
-/// Describes the context: version, backend, topology, active settings, and the file of the tuned values if there are
-/// any.
+/// Writes a description of the context: version, backend, topology, settings, and the tuning file if one is in use.
 ///
-/// `*length` receives the size of the text including its final NUL, bytes. If `text` is NULL, nothing else is written;
-/// otherwise the text is written to `text`, which has `capacity` bytes. May be called from any thread.
+/// `*length` receives the size of the text in bytes, including the final NUL. If `text` is NULL, only `*length` is
+/// written. Otherwise the text is written to the `capacity` bytes at `text`. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_INVALID_ARGUMENT` if the format is unknown, `length` is NULL or
-/// `capacity` is too small; in the last case `*length` still receives the required size, and `text` is not written.
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_INVALID_ARGUMENT` if the format is unknown or `length` is NULL.
+/// - `MP_ERROR_INVALID_ARGUMENT` also if `capacity` is too small. `*length` then receives the required size, and `text`
+///   is not written.
 mp_status_t mp_context_describe(mp_context_t context, mp_format_t format, char *text, size_t capacity, size_t *length);
 
-/// Fills `*statistics` with counters of the context since it was created. May be called from any thread. Calls that run
-/// concurrently may or may not be counted.
+/// Fills `*statistics` with the statistics of the context since its creation. Calls that run concurrently on other
+/// threads may be missing. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `statistics` is NULL or its size is wrong.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `statistics` is NULL or `statistics->size` is
+/// wrong.
 mp_status_t mp_context_statistics(mp_context_t context, mp_statistics_t *statistics);
 
-/// Fills `*statistics` with the resources that the context currently holds on `device`. May be called from any thread.
+/// Fills `*statistics` with the resources that the context holds on `device` now. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_ARGUMENT` if `statistics` is NULL or
-/// its size is wrong.
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_INVALID_ARGUMENT` if `statistics` is NULL or
+/// `statistics->size` is wrong.
 mp_status_t mp_context_device_statistics(mp_context_t context, int32_t device, mp_device_statistics_t *statistics);
 
-/// Allocates `bytes` bytes on `device`.
+/// Allocates `bytes` bytes on `device`. The memory is aligned to at least 256 bytes, and its contents are undefined.
 ///
-/// On a GPU this is GPU memory, which other processes can map. On a host domain it is pinned memory that GPUs read and
-/// write directly; on CUDA larger buffers are spread over the sockets (docs/guide/gpus.md). For host memory that other
-/// processes can map, use `mp_alloc_shared`. `*memory` is aligned to at least 256 bytes and its contents are undefined.
-/// The caller owns it until `mp_free`; destroying the context frees it too. The program can access GPU memory of the
-/// host backend, but not of CUDA. May be called from any thread.
+/// If `device` is a GPU, this is GPU memory, which other processes can map. The CPU can access it on the host backend,
+/// but not on CUDA. If `device` is a host domain, this is pinned host memory, which GPUs access directly. On CUDA
+/// larger host buffers are distributed over the CPU sockets (docs/guide/gpus.md). For host memory that other processes
+/// can map, use `mp_alloc_shared`.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_ARGUMENT` for 0 bytes or NULL
-/// `memory`, `MP_ERROR_OUT_OF_MEMORY`.
+/// The caller owns `*memory` until `mp_free`. Destroying the context also frees it. May be called from any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_OUT_OF_MEMORY`; `MP_ERROR_INVALID_ARGUMENT`
+/// if `bytes` is 0 or `memory` is NULL.
 mp_status_t mp_alloc(mp_context_t context, int32_t device, uint64_t bytes, void **memory);
 
-/// Allocates memory that other processes can map (`mp_memory_export`), otherwise as `mp_alloc`. Free it with `mp_free`.
-/// May be called from any thread.
+/// Allocates memory that other processes can map after `mp_memory_export`. Parameters and ownership are those of
+/// `mp_alloc`. The caller frees the memory with `mp_free`. May be called from any thread.
 ///
-/// Other processes can map host memory only from this function. On CUDA the host memory of `mp_alloc` is in huge pages,
-/// which few systems provide for shared memory. The host memory of this function is zeroed, and each allocation uses a
-/// file descriptor. On CUDA, allocations of 4 MiB or more have all pages resident when the call returns. The pages are
-/// spread over the sockets, or are on the NUMA node of the host domain `device`.
+/// Host memory: use this function if another process has to map it, because host memory from `mp_alloc` cannot be
+/// shared. The memory is zeroed. Each allocation uses one file descriptor. On CUDA, all pages of an allocation of 4 MiB
+/// or more are resident when the call returns. They are distributed over the CPU sockets, or are on the NUMA node that
+/// `device` states.
 ///
-/// GPU memory is allocated in multiples of 2 MiB. Other processes can map it even if another library, for example UCX
-/// inside MPI, has opened it. MPI itself moves memory of `mp_alloc` faster.
+/// GPU memory: sizes are rounded up to multiples of 2 MiB. Other processes can map the memory even if another library,
+/// for example UCX inside MPI, has already opened it. MPI itself copies memory from `mp_alloc` faster.
 ///
-/// Errors: the errors of `mp_alloc`; `MP_ERROR_NOT_SUPPORTED` if the system provides no memory file, or no file
-/// descriptor is left (`ulimit -n`).
+/// Errors: the errors of `mp_alloc`; `MP_ERROR_NOT_SUPPORTED` if the system cannot create the shared memory file or has
+/// no free file descriptor (`ulimit -n`).
 mp_status_t mp_alloc_shared(mp_context_t context, int32_t device, uint64_t bytes, void **memory);
 
-/// Frees memory of `mp_alloc`. Waits until all work that the context has enqueued so far has finished, as `cudaFree`
-/// does; work that a stream captures does not count. Plans that use the memory can no longer be executed. NULL does
-/// nothing.
+/// Frees memory from `mp_alloc` or `mp_alloc_shared`. NULL does nothing.
 ///
-/// May be called from any thread, but not from a host function. As with `cudaFree`, no other thread may enqueue work
-/// that uses the memory during the call.
+/// Like `cudaFree`, it blocks until all work that the context has enqueued so far has finished. It does not wait for
+/// work in a stream that is being captured. Plans that use the memory can no longer be executed. No other thread may
+/// enqueue work that uses the memory during the call. May be called from any thread, but not from a host function.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `mp_alloc` of this context did not return `memory`,
-/// or if it was already freed.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if this context did not allocate `memory`, or if it
+/// was already freed.
 mp_status_t mp_free(mp_context_t context, void *memory);
 
-/// Frees memory of `mp_alloc` after all work that is now enqueued in `stream`, without waiting for it. As with
-/// `cudaFreeAsync`, work of other streams that uses the memory must be ordered before that, for example by events.
+/// Frees memory from `mp_alloc` or `mp_alloc_shared` in stream order: after all work that is now enqueued in `stream`.
+/// Does not block. NULL does nothing.
 ///
-/// The memory counts as freed when the call returns: plans that use it, and handles of it, are rejected. The driver
-/// gets its bytes back later, which may wait for the GPU: in a later `mp_free` or `mp_context_destroy`, or if an
-/// `mp_alloc` finds no free memory; on the host backend in the next allocation. NULL does nothing. May be called from
-/// any thread, but not from a host function.
+/// As with `cudaFreeAsync`, work in other streams that uses the memory must be ordered before that point, for example
+/// by events. As soon as the call returns, the memory counts as freed: plans and exported handles that use it are
+/// rejected. May be called from any thread, but not from a host function.
 ///
-/// Errors, after which the caller still owns the memory: `MP_ERROR_INVALID_HANDLE` for context or stream;
-/// `MP_ERROR_INVALID_POINTER` as for `mp_free`; `MP_ERROR_NOT_SUPPORTED` while `stream` is being captured.
+/// The memory is returned to the driver later, and that may block. On CUDA it is returned by a later `mp_free` or
+/// `mp_context_destroy`, or by an `mp_alloc` that finds no free memory. On the host backend the next allocation returns
+/// it.
+///
+/// Errors, after which the caller still owns the memory:
+/// - `MP_ERROR_INVALID_HANDLE` for the context or the stream.
+/// - `MP_ERROR_INVALID_POINTER` under the conditions of `mp_free`.
+/// - `MP_ERROR_NOT_SUPPORTED` while `stream` is being captured.
 mp_status_t mp_free_async(mp_context_t context, void *memory, mp_stream_t stream);
 
-/// Pins `bytes` bytes of the program's own host memory at `pointer`, for example an array, a mapped file or memory of
-/// another library. Plans made from now on copy from and to this memory directly, over all links.
+/// Pins `bytes` bytes of host memory that the program has allocated itself, for example an array, a mapped file or
+/// memory of another library. Plans created afterwards copy this memory directly, over all links.
 ///
-/// The caller keeps ownership of the memory. Until `mp_memory_unregister`, the memory must stay mapped and no other
-/// memory may be mapped at its address, because copies keep using the pinned pages. Read-only memory can be a source if
-/// the driver pins such memory.
+/// The caller keeps ownership. Until `mp_memory_unregister`, the memory must stay mapped at the same address, because
+/// copies keep using the pinned pages. Read-only memory can be a source if the driver can pin it. Whole pages are
+/// pinned. Other processes cannot map this memory.
 ///
-/// Blocks: threads make all pages resident, in huge pages if `huge_pages` is 1 and the system supports them, and pin
-/// the range in pieces that end at multiples of 1 GiB. Time per GiB on two H200 (2026-11-27): 85 ms to make pages
-/// resident (48 ms in huge pages) and 33 ms (22 ms) to pin. A copy that spans several pieces counts as several
-/// transfers of its plan. A window of a node plan must be within one piece. Other processes cannot map such memory.
-/// Whole pages are pinned. May be called from any thread, but not from a host function.
+/// Blocks while threads of the library make all pages resident and pin them. If `huge_pages` is 1, huge pages are used
+/// if the system supports them. Time per GiB on two H200 (2026-11-27): 85 ms to make pages resident and 33 ms to pin
+/// them; with huge pages 48 ms and 22 ms.
+///
+/// The range is pinned in segments that end at multiples of 1 GiB. A copy that spans several segments counts as several
+/// transfers of its plan. A window (`mp_window_t`) must be within one segment.
+///
+/// May be called from any thread, but not from a host function.
 ///
 /// Errors, after which nothing is pinned:
-/// - `MP_ERROR_INVALID_ARGUMENT` for 0 bytes, or if `huge_pages` is neither 0 nor 1.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `bytes` is 0, or if `huge_pages` is neither 0 nor 1.
 /// - `MP_ERROR_INVALID_POINTER` for NULL, and if the range contains memory of the context, memory of the driver, or
 ///   unmapped addresses.
 /// - `MP_ERROR_NOT_SUPPORTED` for memory that another library has pinned or that the driver cannot pin.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_OUT_OF_MEMORY`, `MP_ERROR_DRIVER`.
 mp_status_t mp_memory_register(mp_context_t context, void *pointer, uint64_t bytes, int32_t huge_pages);
 
-/// Unpins memory that `mp_memory_register` pinned. Waits until all work that the context has enqueued so far has
-/// finished. Plans that use the memory can no longer be executed. Plans made afterwards treat it as pageable memory.
-/// NULL does nothing.
+/// Unpins memory that was pinned by `mp_memory_register`. NULL does nothing.
 ///
-/// May be called from any thread, but not from a host function. As with `mp_free`, no other thread may enqueue work
-/// that uses the memory during the call.
+/// Blocks until all work that the context has enqueued so far has finished. Existing plans that use the memory can no
+/// longer be executed. New plans treat it as pageable memory. No other thread may enqueue work that uses the memory
+/// during the call. May be called from any thread, but not from a host function.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if this context has not registered memory that begins
-/// at `pointer`; `MP_ERROR_DRIVER`, after which the memory counts as unregistered.
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_INVALID_POINTER` if no memory registered with this context starts at `pointer`.
+/// - `MP_ERROR_DRIVER`, after which the memory counts as unregistered.
 mp_status_t mp_memory_unregister(mp_context_t context, void *pointer);
 
-/// Creates a stream of `device`. It is not ordered with any other stream, including the default stream. On CUDA it is a
-/// `cudaStream_t`. The caller owns it until `mp_stream_destroy`. May be called from any thread.
+/// Creates a stream of `device`. It is not ordered with any other stream, not even with the default stream. On CUDA it
+/// is a `cudaStream_t`. The caller owns it and destroys it with `mp_stream_destroy`. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_ARGUMENT` if `stream` is NULL.
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_INVALID_ARGUMENT` if `stream` is NULL.
 mp_status_t mp_stream_create(mp_context_t context, int32_t device, mp_stream_t *stream);
 
-/// Destroys a stream that `mp_stream_create` returned. Work that is already enqueued in it still finishes. May be
-/// called from any thread.
+/// Destroys a stream from `mp_stream_create`. Does not block: work that is already enqueued in it still finishes. May
+/// be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE` for the context, or for a stream that `mp_stream_create` of this context did not
-/// return.
+/// Errors: `MP_ERROR_INVALID_HANDLE` for the context, or if `mp_stream_create` of this context did not return the
+/// stream.
 mp_status_t mp_stream_destroy(mp_context_t context, mp_stream_t stream);
 
-/// Blocks until all work enqueued in `stream` so far has finished. NULL is the default stream. May be called from any
-/// thread, but not from a host function.
+/// Blocks until all work that is enqueued in `stream` so far has finished. NULL is the default stream. May be called
+/// from any thread, but not from a host function.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_PEER_GONE`, once, if a wait for signals or a node plan in this stream,
-/// or in a stream that it has waited for, was abandoned because a peer exited (see `mp_stream_wait_signals`). Any other
-/// error is that of work in the stream.
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_PEER_GONE` if a process exited for which this stream was waiting (for signals or in a plan of
+///   `mp_node_plan`), so that the wait was abandoned. It is returned once. The wait may also have been in a stream for
+///   which this stream has waited. See `mp_stream_wait_signals`.
+/// - Any other error is a failure of work in the stream.
 mp_status_t mp_stream_synchronize(mp_context_t context, mp_stream_t stream);
 
-/// Writes the device and the capture state of a stream.
+/// Returns the device of a stream, and whether the stream is being captured.
 ///
-/// `*device` receives the device of `stream`. Only kernels of that device can be launched in the stream. The default
-/// streams of CUDA belong to the GPU that is current when they are used, so for them `*device` is `MP_DEVICE_HOST`.
-/// `*capturing` receives 1 if the stream is being captured into a graph, so that enqueued work runs at every launch of
-/// the graph. Otherwise, and always on the host backend, it receives 0. Either pointer may be NULL. May be called from
+/// `*device` receives the device whose kernels can be launched in `stream`. For CUDA's default streams it receives
+/// `MP_DEVICE_HOST`, because they belong to the GPU that is current when they are used.
+///
+/// `*capturing` receives 1 if the stream is being captured into a graph. Enqueued work then runs at every launch of the
+/// graph. Otherwise, and always on the host backend, it receives 0. Each output pointer may be NULL. May be called from
 /// any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 mp_status_t mp_stream_get_info(mp_context_t context, mp_stream_t stream, int32_t *device, int32_t *capturing);
 
-/// Enqueues a call of `function(user)` on a CPU thread, after all earlier work in `stream` and before all later work.
+/// Enqueues a call of `function(user)` on a CPU thread, in the order of `stream`: after all earlier work and before all
+/// later work. Does not block. May be called from any thread.
 ///
-/// The function may block, but must not call this library. On CUDA the driver runs the functions of several streams one
-/// after the other, so a function must not wait for a function of another stream. On the host backend each stream has a
-/// thread for its functions. In a stream that is being captured, the function runs at every launch of the graph, and
-/// concurrently on several threads if several executables of the graph run concurrently. May be called from any thread.
+/// The function may block, but must not call this library. On CUDA the driver calls the functions of several streams
+/// one after the other, so a function must not wait for a function in another stream. On the host backend each stream
+/// has its own thread for these calls. If the stream is being captured, the function is called at every launch of the
+/// graph. Executables of one graph that run concurrently call it concurrently.
 ///
-/// If `release` is NULL, the caller keeps ownership of `user` and keeps it valid until the function has run; in a
-/// capture, for as long as the graph and all of its executables exist. Otherwise this call transfers ownership of
-/// `user` to the library, which calls `release(user)` once, on any thread, when the function will not be called again:
-/// after it has run, or, in a capture, when the graph and all of its executables are destroyed. `release` must not call
-/// functions of this library or of CUDA. If this call fails, neither function is ever called and the caller keeps
-/// ownership of `user`. If the GPU fails before the function has run, the driver drops the call and `release` is not
-/// called.
+/// Ownership of `user`:
+/// - If `release` is NULL, the caller keeps ownership. `user` must stay valid until the function has run. In a capture
+///   it must stay valid as long as the graph or one of its executables exists.
+/// - Otherwise the library takes ownership. It calls `release(user)` once, on any thread, when it will not call the
+///   function again: after the function has run or, in a capture, when the graph and all of its executables are
+///   destroyed. `release` must not call this library or CUDA.
+/// - If this call fails, neither function is called, and the caller keeps ownership.
+/// - If the GPU fails before the function has run, the driver drops the call, and `release` is not called.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `function` is NULL; `MP_ERROR_NOT_SUPPORTED` in a
 /// capture if the driver is older than CUDA 11.3.
@@ -883,56 +955,63 @@ mp_status_t mp_stream_launch_host(mp_context_t context,
                                   void *user,
                                   mp_host_function_t release);
 
-/// Creates an event. An event that was never recorded counts as completed. The caller owns it until `mp_event_destroy`.
+/// Creates an event. An event that was never recorded counts as completed. The caller owns it and destroys it with
+/// `mp_event_destroy`. May be called from any thread.
 ///
-/// The event works with streams of every device. Therefore on CUDA it is not a `cudaEvent_t` and must not be passed to
-/// functions of CUDA. The functions here also accept a `cudaEvent_t`. May be called from any thread.
+/// The event works with streams of every device. On CUDA it is therefore not a `cudaEvent_t` and must not be passed to
+/// CUDA functions. The event functions of this library also accept a `cudaEvent_t`.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `event` is NULL.
 mp_status_t mp_event_create(mp_context_t context, mp_event_t *event);
 
-/// Destroys an event that `mp_event_create` returned. Waits that are already enqueued remain effective. May be called
-/// from any thread.
+/// Destroys an event from `mp_event_create`. Waits for the event that are already enqueued remain in effect. May be
+/// called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 mp_status_t mp_event_destroy(mp_context_t context, mp_event_t event);
 
-/// Records in `event` all work enqueued in `stream` so far, and replaces an earlier record. May be called from any
-/// thread.
+/// Records in `event` all work that is enqueued in `stream` so far. This replaces an earlier record. Does not block.
+/// May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 mp_status_t mp_event_record(mp_context_t context, mp_event_t event, mp_stream_t stream);
 
-/// Blocks until the work recorded in `event` has finished. May be called from any thread, but not from a host function.
+/// Blocks until the work that is recorded in `event` has finished. May be called from any thread, but not from a host
+/// function.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_PEER_GONE` as `mp_stream_synchronize`, but every time until the event
-/// is recorded in a stream that has already reported the error; for a `cudaEvent_t` once, if `mp_event_record` has
-/// recorded it.
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_PEER_GONE` if the recorded work contained an abandoned wait (see `mp_stream_wait_signals`). Each call
+///   returns it, until the event is recorded in a stream that has already reported the error. For a `cudaEvent_t` that
+///   `mp_event_record` recorded, it is returned once.
 mp_status_t mp_event_synchronize(mp_context_t context, mp_event_t event);
 
-/// Makes all work that is enqueued in `stream` from now on wait for the work that is currently recorded in `event`.
-/// Does not block. May be called from any thread.
+/// Makes all work that is enqueued in `stream` from now on wait for the work that is recorded in `event` now. Does not
+/// block. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 mp_status_t mp_stream_wait_event(mp_context_t context, mp_stream_t stream, mp_event_t event);
 
-/// Plans a batch of transfers together, so that they do not compete for links.
+/// Plans a batch of transfers together, so that they do not compete for links. Blocks for some microseconds. May be
+/// called from any thread.
 ///
-/// Blocks for some microseconds. Planning the same request again is a look-up in the context's plan cache. A request of
-/// the same shape as a cached plan is checked and bound to its addresses without being planned again. Two requests have
-/// the same shape if they have equally many transfers in the same order, each between the same devices and kinds of
-/// memory and of the same size. The shape also includes which sources of 1 MiB or more several transfers share.
+/// `transfers` has `count` elements. They run in no particular order. No destination may overlap another destination or
+/// any source of the batch. Sources may overlap. If `count` is 0, the plan does nothing. NULL `options` selects all
+/// defaults. `transfers` and `options` are read during the call only.
 ///
-/// The transfers of a batch run in no particular order. No destination may overlap another destination or any source of
-/// the batch; sources may overlap. With `count` 0 the plan does nothing. `transfers` and `options` are read during the
-/// call only; NULL `options` means all defaults. The memory must stay allocated for as long as the plan is executed: a
-/// plan whose memory was freed with `mp_free` is rejected. The caller owns `*plan` and destroys it with
-/// `mp_plan_destroy`. Staging memory is allocated here on devices that have none yet. May be called from any thread.
+/// The caller owns `*plan` and destroys it with `mp_plan_destroy`. The memory of the transfers must stay allocated as
+/// long as the plan is executed. If it was freed with `mp_free`, executions are rejected. Devices that need staging
+/// buffers and have none yet get them in this call.
+///
+/// Plans are cached in the context. Planning the same request again takes only a look-up. If a cached plan has equal
+/// transfers apart from the addresses, it is reused with the new addresses. Transfers are equal in this sense if they
+/// have the same order, devices, kinds of memory and sizes, and if the same ones share a source of 1 MiB or more.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_POINTER` (NULL, unknown, on another device, or outside its
-///   allocation), `MP_ERROR_OVERLAP`, `MP_ERROR_NO_ROUTE`. The text gives the index of the transfer.
-/// - `MP_ERROR_INVALID_ARGUMENT` for an option.
+/// - `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_OVERLAP`, `MP_ERROR_NO_ROUTE`. The text contains the index of the transfer.
+/// - `MP_ERROR_INVALID_POINTER` for an address that is NULL, unknown, on another device, or outside its allocation. The
+///   text contains the index of the transfer.
+/// - `MP_ERROR_INVALID_ARGUMENT` for an invalid option.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_OUT_OF_MEMORY`.
 mp_status_t mp_plan(mp_context_t context,
                     const mp_transfer_t *transfers,
@@ -943,80 +1022,93 @@ mp_status_t mp_plan(mp_context_t context,
 /// Destroys a plan. Executions in progress still finish. The context may keep the plan in its cache. May be called from
 /// any thread.
 ///
-/// Each rank destroys its handle of a plan of `mp_node_plan` itself, after the last execution that it enqueues. The
-/// call then blocks until the rank's executions have finished. Ranks that have enqueued more executions get
-/// `MP_ERROR_PEER_GONE`; if a rank captures its steps, the others get it only when that rank leaves after a failure.
-/// Staging memory that other ranks use is freed when they have destroyed their handles; `mp_context_destroy` waits up
-/// to five seconds for that.
+/// For a plan from `mp_plan` the call does not block. For a plan from `mp_node_plan`:
+/// - Each rank destroys its own handle, after the last execution that it enqueues.
+/// - The call blocks until the executions that this rank enqueued have finished.
+/// - A rank that has enqueued more executions than this rank gets `MP_ERROR_PEER_GONE`. If this rank has captured its
+///   executions in a graph, other ranks get this error only if this rank exits after a failure.
+/// - Staging buffers that other ranks use are freed when these ranks have destroyed their handles. `mp_context_destroy`
+///   waits up to five seconds for that.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; for a plan of a node also the errors of its executions, and the plan is destroyed
-/// nevertheless.
+/// Errors: `MP_ERROR_INVALID_HANDLE`. For a plan from `mp_node_plan` also the errors of its executions; the plan is
+/// destroyed even then.
 mp_status_t mp_plan_destroy(mp_plan_t plan);
 
-/// Describes the plan: its paths, shares, chunks, staging and predicted time, and the reasons why other paths were
-/// rejected. The parameters are those of `mp_context_describe`. May be called from any thread.
+/// Writes a description of the plan: its paths, the share of the data on each path, chunk sizes, staging buffers and
+/// predicted time, and why other paths were rejected. The parameters are those of `mp_context_describe`. May be called
+/// from any thread.
 ///
 /// Errors: the errors of `mp_context_describe`.
 mp_status_t mp_plan_describe(mp_plan_t plan, mp_format_t format, char *text, size_t capacity, size_t *length);
 
-/// Fills `*info` with properties of the plan. May be called from any thread.
+/// Fills `*info` with properties of the plan, for example its predicted time. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `info` is NULL or its size is wrong.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `info` is NULL or `info->size` is wrong.
 mp_status_t mp_plan_get_info(mp_plan_t plan, mp_plan_info_t *info);
 
-/// Prepares the first execution of the plan in `stream`, so that it takes no longer than later ones.
+/// Performs the one-time setup for executions of the plan in `stream`, so that the first execution takes no longer than
+/// later ones. Moves no data and enqueues nothing.
 ///
-/// It instantiates graphs, maps memory of other processes, enables access between GPUs, loads kernels, and creates
-/// internal streams and events. It enqueues nothing and moves no data. Other processes need not call it.
+/// The setup instantiates graphs, maps memory of other processes, enables access between GPUs, loads kernels, and
+/// creates internal streams and events. It may take milliseconds, and may block until work on the GPUs has finished.
+/// Other processes need not call it. While `stream` is being captured, no graph is instantiated.
 ///
-/// In a time loop, call it before the first step, once for each plan and stream. It may take milliseconds and may wait
-/// for work of the GPUs. Only the graphs of a limited number of plans are kept, those executed last. While `stream` is
-/// being captured, no graph is instantiated. May be called from any thread, but not from a host function.
+/// In a time loop, call it before the first step, once for each plan and stream. The context keeps graphs only for the
+/// most recently executed plans (`mp_context_options_t::cache_graphs`). May be called from any thread, but not from a
+/// host function.
 ///
 /// Errors: the errors of `mp_execute`.
 mp_status_t mp_plan_prepare(mp_plan_t plan, mp_stream_t stream);
 
-/// Enqueues one execution of the plan in `stream` and returns. The execution starts after all earlier work in `stream`,
-/// and later work in `stream` starts after it. The call does not wait for the device, unless the driver blocks because
-/// the queue of `stream` is full (on CUDA about a thousand operations behind one that waits).
+/// Enqueues one execution of the plan in `stream`. The execution starts after all earlier work in `stream`, and later
+/// work in `stream` starts after the execution.
+///
+/// Does not wait for the device. The driver blocks the call only if the queue of `stream` is full (on CUDA about a
+/// thousand operations). May be called from any thread, but not from a host function.
 ///
 /// `stream` is a stream from `mp_stream_create` of the same context, on CUDA any `cudaStream_t`, or NULL for the
-/// default stream. `request` may be NULL, which is cheapest. Otherwise `*request` receives a handle for `mp_wait` and
-/// `mp_test`, which the caller owns.
+/// default stream. If `request` is not NULL, `*request` receives a request for `mp_wait` and `mp_test`, which the
+/// caller owns. NULL is cheaper.
 ///
-/// A plan may be executed any number of times, in several streams and threads concurrently. The library orders
-/// executions that share staging memory by the order of the calls. The caller must order executions in different
-/// streams that write the same destination. May be called from any thread, but not from a host function.
+/// A plan may be executed any number of times, also concurrently in several streams and threads. Executions that share
+/// staging buffers run in the order of the calls; the library ensures this. The caller must order executions in
+/// different streams that write to the same destination.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_HANDLE` for plan or stream.
+/// - `MP_ERROR_INVALID_HANDLE` for the plan or the stream.
 /// - `MP_ERROR_INVALID_POINTER` if memory of the plan was freed.
-/// - `MP_ERROR_INVALID_ARGUMENT` for a plan with partitions that is not armed.
-/// - `MP_ERROR_INTERNAL` if the program fails its own check (`MPGPU_VERIFY=program`, debug builds). Nothing was
-///   enqueued.
-/// - `MP_ERROR_NOT_SUPPORTED` for operations that a captured stream cannot hold, and for a copy between memory pools or
-///   mappings of two GPUs if neither GPU can access both. Nothing was enqueued.
+/// - `MP_ERROR_INVALID_ARGUMENT` for a plan with partitions if `mp_plan_arm` was not called before.
+/// - `MP_ERROR_INTERNAL` if the plan fails its self-check (`MPGPU_VERIFY=program`, debug builds). Nothing was enqueued.
+/// - `MP_ERROR_NOT_SUPPORTED` for operations that cannot be captured while `stream` is being captured. Also for a copy
+///   between memory pools or virtual memory mappings of two GPUs if neither GPU can access both. Nothing was enqueued.
 mp_status_t mp_execute(mp_plan_t plan, mp_stream_t stream, mp_request_t *request);
 
-/// Writes the copies of a collective between `participants` participants, as pieces without addresses.
+/// Lists the copies of a collective operation between `participants` participants. Moves no data. May be called from
+/// any thread.
 ///
-/// A process turns each piece into an `mp_transfer_t` between two of its devices, and plans them together by `mp_plan`.
-/// A rank turns each piece whose `from` or `to` is its own rank into a send or receive descriptor of `mp_node_plan`,
-/// with `MP_BY_TAG`. Leave out a piece whose source and destination address are equal (in place). Planning the same
-/// collective again is a look-up. Bytes that several participants receive are forwarded by participants that already
-/// have them.
+/// Turn each element of `pieces` into a transfer and plan all of them together:
+/// - In one process, turn it into an `mp_transfer_t` between two devices, and call `mp_plan`.
+/// - Between ranks, turn each element in which `from` or `to` is the own rank into a send or receive descriptor with
+///   `MP_BY_TAG`, and call `mp_node_plan`.
 ///
-/// The blocks that a participant sends or receives are contiguous, in participant order. If `sizes` is NULL, every
-/// block has `bytes` bytes. Otherwise `bytes` is ignored and `sizes` holds the sizes of the blocks: one number for a
-/// broadcast, one per participant for a scatter, a gather and an all-gather, and for an all-to-all one per sender and
-/// receiver, ordered by sender. Only a broadcast, a scatter and a gather read `root`. Empty pieces are left out.
+/// Leave out an element whose source and destination address are equal (in-place operation). Data that several
+/// participants receive are forwarded by participants that already have them. Planning the same collective again takes
+/// only a look-up.
 ///
-/// `*count` receives the number of pieces. If `pieces` is NULL, nothing else is written; otherwise it has room for
-/// `capacity` pieces. May be called from any thread.
+/// The blocks that a participant sends are contiguous in its send buffer, in the order of the participants. The blocks
+/// that it receives are contiguous in its receive buffer, in the same order. If `sizes` is NULL, every block has
+/// `bytes` bytes. Otherwise `bytes` is ignored, and `sizes` contains the size of each block: one number for a
+/// broadcast; one per participant for a scatter, gather and all-gather; one for each pair of sender and receiver,
+/// ordered by sender, for an all-to-all. `root` is used only by broadcast, scatter and gather. Empty blocks are left
+/// out.
 ///
-/// Errors: `MP_ERROR_INVALID_ARGUMENT` if `count` is NULL, for an unknown collective or root, for more than 1024
-/// participants, for sizes whose sum overflows, or if `capacity` is too small. In the last case `*count` still receives
-/// the number of pieces and `pieces` is not written.
+/// `*count` receives the number of elements. If `pieces` is NULL, only `*count` is written. Otherwise `pieces` has room
+/// for `capacity` elements.
+///
+/// Errors: `MP_ERROR_INVALID_ARGUMENT` in these cases:
+/// - `count` is NULL, or the collective or the root is unknown.
+/// - There are more than 1024 participants, or the sum of the sizes overflows.
+/// - `capacity` is too small. `*count` then receives the number of elements, and `pieces` is not written.
 mp_status_t mp_collective(mp_collective_t collective,
                           uint32_t participants,
                           uint32_t root,
@@ -1026,154 +1118,181 @@ mp_status_t mp_collective(mp_collective_t collective,
                           size_t capacity,
                           size_t *count);
 
-/// Blocks the calling thread until the execution, send, receive or fetch has ended, then destroys the request and sets
-/// `*request` to NULL. Waiting for a NULL request succeeds immediately. May be called from any thread. If two threads
-/// wait for the same request, one of them may get `MP_ERROR_INVALID_HANDLE`.
+/// Blocks until the operation of a request (an execution, send, receive or fetch) has ended. Then destroys the request
+/// and sets `*request` to NULL. If `*request` is NULL, returns immediately with success.
 ///
-/// `info` may be NULL. Otherwise `*info` receives the message of a send, a receive or a fetch, even if the call returns
-/// `MP_ERROR_MESSAGE_TRUNCATED`. After any other error of a receive `*info` is unchanged.
+/// If `info` is not NULL, `*info` receives the properties of the message of a send, receive or fetch. It is also filled
+/// if the call returns `MP_ERROR_MESSAGE_TRUNCATED`. After any other error of a receive it is unchanged.
 ///
-/// Errors:
-/// - `MP_ERROR_INVALID_HANDLE`, also for a NULL request if `info` is not NULL. `*request` is unchanged.
+/// May be called from any thread. If two threads wait for the same request, one of them may get
+/// `MP_ERROR_INVALID_HANDLE`.
+///
+/// Errors after which `*request` is unchanged:
+/// - `MP_ERROR_INVALID_HANDLE`, also if `*request` is NULL and `info` is not NULL.
 /// - `MP_ERROR_INVALID_ARGUMENT`, also if `info` is not NULL and the request belongs to an execution, which has no
-///   message. `*request` is unchanged.
-/// - Any other error, for example `MP_ERROR_DATA_CORRUPTION` or `MP_ERROR_DRIVER`, is the result of the operation. The
-///   request is destroyed and `*request` is NULL.
-/// - `MP_ERROR_PEER_GONE` also reports abandoned waits as `mp_stream_synchronize` does, for an execution that was
-///   enqueued before its stream reported the error. The request is destroyed and `*request` is NULL.
+///   message.
+///
+/// Errors after which the request is destroyed and `*request` is NULL:
+/// - `MP_ERROR_PEER_GONE` if the execution waited for a process that exited (see `mp_stream_wait_signals`) and was
+///   enqueued before its stream reported this error.
+/// - Any other error, for example `MP_ERROR_DATA_CORRUPTION` or `MP_ERROR_DRIVER`, is the result of the operation.
 mp_status_t mp_wait(mp_request_t *request, mp_message_info_t *info);
 
-/// Checks whether the operation has ended, without blocking. `*done` receives 1 or 0. If the operation has ended, the
-/// request is destroyed, `*request` is set to NULL and `*info` is filled as by `mp_wait`. Otherwise `*request` and
-/// `*info` are unchanged. A NULL request counts as ended. May be called from any thread.
+/// Checks whether the operation of a request has ended. Does not block. `*done` receives 1 if it has ended, otherwise
+/// 0.
 ///
-/// Errors: the errors of `mp_wait`. If the error is the result of the operation, `*done` is 1; after any other error
+/// If the operation has ended, the request is destroyed, `*request` is set to NULL, and `*info` is filled as by
+/// `mp_wait`. Otherwise `*request` and `*info` are unchanged. If `*request` is NULL, `*done` receives 1. May be called
+/// from any thread.
+///
+/// Errors: the errors of `mp_wait`. If the error is the result of the operation, `*done` is 1. After any other error
 /// `*done` is unchanged.
 mp_status_t mp_test(mp_request_t *request, int32_t *done, mp_message_info_t *info);
 
-/// Destroys the request and sets `*request` to NULL, without waiting. The execution continues. A NULL request does
-/// nothing. May be called from any thread.
+/// Destroys the request and sets `*request` to NULL. Does not block: the operation continues. If `*request` is NULL,
+/// does nothing. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `request` is NULL.
 mp_status_t mp_request_destroy(mp_request_t *request);
 
-/// Cancels a send or receive that has not matched, or a described buffer that was not fetched. `*cancelled` receives 1,
-/// and the request ends with `MP_ERROR_CANCELLED`. If it is too late, `*cancelled` receives 0 and the operation
-/// continues. In both cases the request must still be waited for or destroyed. May be called from any thread.
+/// Tries to cancel a send or receive that has not matched, or a described buffer that was not fetched. Does not block.
+/// May be called from any thread.
+///
+/// `*cancelled` receives 1 if the operation was cancelled; the request then ends with `MP_ERROR_CANCELLED`. It receives
+/// 0 if it is too late; the operation then continues. In both cases the caller must still wait for or destroy the
+/// request.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 mp_status_t mp_request_cancel(mp_request_t request, int32_t *cancelled);
 
-/// Makes work that is later enqueued in `stream` wait for a request. That work sees the bytes of a receive, may
-/// overwrite the bytes of a send, and runs after all of an execution.
+/// Makes all work that is enqueued in `stream` from now on wait until the operation of a request has ended. That work
+/// then sees the data of a receive, and may overwrite the data of a send.
 ///
-/// Does not block the host, even if a message has not matched yet. If the request ends with an error, the stream
-/// continues, so the result of the request shows whether the bytes have arrived. A NULL request counts as ended. The
-/// request stays valid. May be called from any thread.
+/// Does not block, even if a message has not matched yet. The request stays valid. A NULL request counts as ended. If
+/// the operation fails, the stream continues nevertheless. Only the result of the request shows whether the data have
+/// arrived. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_NOT_SUPPORTED` for messages in a stream that is being captured.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_NOT_SUPPORTED` for a send, receive or fetch while `stream` is being
+/// captured.
 mp_status_t mp_stream_wait_request(mp_stream_t stream, mp_request_t request);
 
-/// Calls `function` once with `user` and the outcome when the request has ended.
+/// Calls `function` once, with `user` and the final status, when the operation of a request has ended. Does not block.
+/// May be called from any thread.
 ///
-/// The function runs on the thread `mpgpu-callback` of the context, which the first such call starts. On that thread
-/// `mp_last_error` returns the text of an error. The function may call the library, but it delays other callbacks of
-/// the context. It must not wait for a stream that waits for a receive into pageable host memory, because this thread
-/// may have to copy those bytes. A thread that destroys the context or the messenger of the request must not hold a
-/// lock that the function acquires, for example Python's interpreter lock.
+/// The function runs on the context's thread `mpgpu-callback`, which starts with the first call of this kind. On that
+/// thread `mp_last_error` returns the error text of the operation. The function may call the library, but delays other
+/// callbacks of the context.
+///
+/// Avoid deadlocks: the function must not wait for a stream that waits for a receive into pageable host memory, because
+/// the callback thread may have to copy the received data. A thread that destroys the context or the request's
+/// messenger must not hold a lock that the function acquires, for example Python's interpreter lock.
 ///
 /// The request stays valid, and may be waited for or destroyed before the function is called. Destroying the context
-/// calls all remaining functions. May be called from any thread.
-///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `function` is NULL; `MP_ERROR_NOT_SUPPORTED` for
-/// an execution that was captured.
-mp_status_t mp_request_set_callback(mp_request_t request, mp_request_function_t function, void *user);
-
-/// Measures the machine of a context: the speed of copies between its devices, which copies slow each other down, fixed
-/// costs of copies, and whether the bytes arrive. The result is a topology file. The context itself keeps its current
-/// topology.
-///
-/// NULL `options` means all defaults: a full probe, stored in a file that contexts of this user on these GPUs find from
-/// then on. Only such a probe is also tuned: it searches for better plans than the model's by executing them, for
-/// single copies from and to host memory and, with three or more GPUs, for all-to-alls of all GPUs. Contexts that find
-/// the probe also use its tuned plans. If the search fails, the log has a warning and the probe is stored without
-/// tuning.
-///
-/// The probe takes seconds: a full probe of four H200 takes 25 to 31 s, most of it tuning; less than a minute is
-/// estimated for eight GPUs. It uses memory and streams on every device, and all links. Other programs that run
-/// meanwhile distort the result. On the host backend the probe measures copies by CPU threads, and stores them only in
-/// a file that `options` names. A probe that predicts its own check with a median error of more than 20 % is neither
-/// tuned nor stored, and contexts do not use it. Blocks. May be called from any thread, but only one probe of a context
-/// at a time.
+/// calls all functions that were not called yet.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_ARGUMENT` for an option.
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `function` is NULL.
+/// - `MP_ERROR_NOT_SUPPORTED` for an execution that was captured.
+mp_status_t mp_request_set_callback(mp_request_t request, mp_request_function_t function, void *user);
+
+/// Probes (measures) the machine and produces a topology file: the speed of copies between the devices of the context,
+/// which copies slow each other down, the fixed cost of a copy, and whether data arrive intact. The context itself
+/// keeps its current topology.
+///
+/// Blocks for seconds: a full probe of four H200 takes 25 to 31 s, most of it for tuning. For eight GPUs less than a
+/// minute is estimated. The probe uses memory and streams on every device, and all links. Other programs that use the
+/// machine at the same time distort the result. May be called from any thread, but a context runs only one probe at a
+/// time.
+///
+/// NULL `options` selects a full probe. Its result is stored in a file that contexts of this user on these GPUs use
+/// from then on. Only such a probe also tunes: it executes alternative plans and stores those that are faster than the
+/// model's plans. It tunes single copies from and to host memory and, with three or more GPUs, all-to-all operations of
+/// all GPUs. If tuning fails, a log warning is written, and the result is stored without tuning.
+///
+/// The probe checks its own predictions. If their median error exceeds 20 %, the result is not tuned and not stored,
+/// and contexts do not use it. On the host backend the probe measures copies by CPU threads, and stores the result only
+/// if `options` names a file.
+///
+/// Errors:
+/// - `MP_ERROR_INVALID_ARGUMENT` for an invalid option.
 /// - `MP_ERROR_TOPOLOGY` if the file cannot be written.
 /// - `MP_ERROR_NOT_SUPPORTED` if the result is not stored or there is no directory for it. `mp_context_probed` still
 ///   returns the result.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_OUT_OF_MEMORY`, `MP_ERROR_DRIVER`.
 mp_status_t mp_context_probe(mp_context_t context, const mp_probe_options_t *options);
 
-/// Returns the topology file of the last `mp_context_probe` of this context, as TOML (docs/reference/topology.md).
+/// Returns the topology file that the last `mp_context_probe` of this context produced, in TOML
+/// (docs/reference/topology.md).
 ///
-/// `*length` receives the size of the text including its final NUL, bytes. If `text` is NULL, nothing else is written;
-/// otherwise the text is written to `text`, which has `capacity` bytes. May be called from any thread.
-///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_TOPOLOGY` if this context has not been probed.
-/// `MP_ERROR_INVALID_ARGUMENT` if `length` is NULL or `capacity` is too small; in the latter case `*length` still
-/// receives the required size, and `text` is not written.
-mp_status_t mp_context_probed(mp_context_t context, char *text, size_t capacity, size_t *length);
-
-/// Exports `bytes` bytes at `pointer` to other processes of the node, which map them with `mp_memory_import`. Exporting
-/// the same range again returns an equal handle. May be called from any thread.
-///
-/// The range must be within one allocation. It may come from `mp_alloc` (GPU memory) or `mp_alloc_shared` (host memory)
-/// of this context. On CUDA it may also come from `cudaMalloc`, the virtual memory API or a memory pool; the last two
-/// must be created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. If `cuMemMap` has mapped a range from several
-/// chunks, each chunk is a separate allocation.
-///
-/// The owner keeps the allocation. Importers map the whole allocation, at any time until it is freed or the context is
-/// destroyed. Handles of freed memory are rejected, even if its address is in use again. Importers should close the
-/// memory before the owner frees it. On the host backend their mapping otherwise turns into zeros; on CUDA it must not
-/// be used any more.
-///
-/// The handle is a key: any process of this user that has its bytes can read and write the allocation, and no other
-/// process can. The first export of a process starts a thread that answers importers.
+/// `*length` receives the size of the text in bytes, including the final NUL. If `text` is NULL, only `*length` is
+/// written. Otherwise the text is written to the `capacity` bytes at `text`. May be called from any thread.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_POINTER` for memory that the context does not know, and for a range that leaves its allocation.
-/// - `MP_ERROR_NOT_SUPPORTED` for memory that cannot be shared. The text gives the reason and the remedy.
-/// - `MP_ERROR_INVALID_ARGUMENT` for 0 bytes or NULL.
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_TOPOLOGY` if this context has not been probed.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `length` is NULL or `capacity` is too small. In the latter case `*length` receives
+///   the required size, and `text` is not written.
+mp_status_t mp_context_probed(mp_context_t context, char *text, size_t capacity, size_t *length);
+
+/// Exports `bytes` bytes at `pointer`, so that other processes on the machine can map them with `mp_memory_import`.
+/// Exporting the same range again returns an equal handle. Does not block. May be called from any thread.
+///
+/// The range must be within one allocation. It may come from `mp_alloc` (GPU memory) or `mp_alloc_shared` (host memory)
+/// of this context. On CUDA it may also come from `cudaMalloc`, from the virtual memory API or from a memory pool. The
+/// latter two must have been created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. If `cuMemMap` has mapped several
+/// chunks into one range, each chunk is a separate allocation.
+///
+/// The caller keeps ownership of the allocation. Importers map the whole allocation. They can do so until it is freed
+/// or the context is destroyed. Handles of freed memory are rejected, even if the address is in use again.
+///
+/// Importers should close the memory before the owner frees it. Otherwise, on the host backend their mapping then
+/// contains zeros, and on CUDA the mapping must no longer be used.
+///
+/// The handle works like a key: every process of this user that has it can read and write the allocation. Processes of
+/// other users cannot. The first export starts a thread that answers importers.
+///
+/// Errors:
+/// - `MP_ERROR_INVALID_POINTER` for memory that the context does not know, and for a range that extends beyond its
+///   allocation.
+/// - `MP_ERROR_NOT_SUPPORTED` for memory that cannot be shared. The text contains the reason and the remedy.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `bytes` is 0 or a pointer is NULL.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_DRIVER`.
 mp_status_t mp_memory_export(mp_context_t context, const void *pointer, uint64_t bytes, mp_memory_handle_t *handle);
 
-/// Maps the memory of a handle from `mp_memory_export`.
+/// Maps memory that another process has exported with `mp_memory_export`. Blocks until the exporting process answers,
+/// which takes a few microseconds and at most five seconds. May be called from any thread, but not from a host
+/// function.
 ///
-/// `*pointer` receives the address, for use in transfers. `*device` receives the device of the memory, in the numbering
-/// of this context, and `*bytes` the size of the range. `device`, `in_kernels` and `bytes` may be NULL. On the host
-/// backend the program can read and write the memory directly.
+/// Outputs:
+/// - `*pointer` receives the address. Use it in transfers. On the host backend the program can also access it directly.
+/// - `*device` receives the device of the memory, in the numbering of this context. `device` may be NULL.
+/// - `*bytes` receives the size of the exported range. `bytes` may be NULL.
+/// - `*in_kernels` receives the address for kernels of the device `kernels`, or NULL if `kernels` is `MP_DEVICE_AUTO`.
+///   `in_kernels` may be NULL.
 ///
-/// A handle of this process returns the address that the memory already has. An allocation is mapped once, even if
-/// several handles of ranges in it are imported, and stays mapped until `mp_memory_close` has been called as often as
-/// this function. The call waits for the exporter's answer, which takes a few microseconds and at most five seconds,
-/// even if POSIX signals interrupt it. After the owner has freed the memory or exited, later calls that use it fail
-/// with `MP_ERROR_PEER_GONE`. May be called from any thread, but not from a host function.
+/// `kernels` selects who accesses the memory:
+/// - `MP_DEVICE_AUTO`: transfers use `*pointer`. On CUDA, kernels can use it too if the memory is from `cudaMalloc` or
+///   `mp_alloc`. They run on the GPU that is current in the calling thread or, if none is current, on a GPU that the
+///   context uses.
+/// - A device: kernels of this device use `*in_kernels`, regardless of the current GPU. This also works for memory on a
+///   GPU that is not visible to this process. `*device` receives `kernels`. `*pointer` is then not valid in transfers;
+///   pass it only to `mp_memory_close`.
 ///
-/// If `kernels` is `MP_DEVICE_AUTO`, `*in_kernels` is NULL. On CUDA, plans can use `*pointer`. For memory of
-/// `cudaMalloc` and `mp_alloc`, kernels can use it too, on the GPU that is current in the calling thread or, if none is
-/// current, on a GPU that the context uses.
-///
-/// Otherwise `kernels` is the device whose kernels access the memory, at `*in_kernels`. This works regardless of the
-/// current GPU, and for memory on a GPU that is not visible to this process. `*pointer` is then not valid in transfers
-/// and serves only for `mp_memory_close`; `*device` is `kernels`.
+/// The caller closes the memory with `mp_memory_close`. Several imports of one allocation share a mapping, which exists
+/// until `mp_memory_close` was called as often as this function. If the handle was exported by this process itself,
+/// `*pointer` is the original address. After the owner has freed the memory or exited, calls that use the memory fail
+/// with `MP_ERROR_PEER_GONE`.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_ARGUMENT` if a pointer is NULL or the bytes are not a handle.
-/// - `MP_ERROR_NOT_SUPPORTED` for a handle of another node, container, user or backend; for memory of a GPU that is not
-///   visible to this process or that `kernels` cannot access; and for memory that another library of this process has
-///   opened by CUDA IPC (docs/guide/processes.md).
-/// - `MP_ERROR_PEER_GONE` if the exporter has exited or has freed the memory.
-/// - `MP_ERROR_TIMEOUT` if the exporter does not answer.
+/// - `MP_ERROR_INVALID_ARGUMENT` if a required pointer is NULL or `*handle` is not a handle.
+/// - `MP_ERROR_NOT_SUPPORTED` if the handle is from another machine, container, user or backend.
+/// - `MP_ERROR_NOT_SUPPORTED` if the memory is on a GPU that is not visible to this process or that `kernels` cannot
+///   access.
+/// - `MP_ERROR_NOT_SUPPORTED` if another library of this process has opened the memory by CUDA IPC
+///   (docs/guide/processes.md).
+/// - `MP_ERROR_PEER_GONE` if the exporting process has exited or has freed the memory.
+/// - `MP_ERROR_TIMEOUT` if the exporting process does not answer.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_VERSION_MISMATCH`, `MP_ERROR_DRIVER`.
 mp_status_t mp_memory_import(mp_context_t context,
                              const mp_memory_handle_t *handle,
@@ -1183,18 +1302,20 @@ mp_status_t mp_memory_import(mp_context_t context,
                              void **in_kernels,
                              uint64_t *bytes);
 
-/// Registers memory of another process that the caller has mapped with `cuIpcOpenMemHandle` or `cudaIpcOpenMemHandle`,
-/// for use in transfers.
+/// Registers a CUDA IPC mapping for use in transfers: memory of another process that the caller has mapped with
+/// `cuIpcOpenMemHandle` or `cudaIpcOpenMemHandle`. Does not block. May be called from any thread, but not from a host
+/// function.
 ///
-/// `pointer` is the address that the mapping returned, `bytes` its size, and `ipc_handle` the 64-byte handle that was
-/// opened. `device` is the GPU on which the memory really is; the driver reports the GPU through which it was opened.
-/// Other GPUs that copy this memory open the handle too. Call `mp_memory_close` before you close the mapping. May be
-/// called from any thread, but not from a host function.
+/// `pointer` is the address of the mapping, `bytes` its size, and `ipc_handle` the 64-byte handle that the caller
+/// opened. `device` is the GPU that contains the memory. It can differ from the GPU that the driver reports, which is
+/// the one through which the mapping was opened. Other GPUs that copy this memory also open the handle.
+///
+/// The caller keeps ownership of the mapping. Call `mp_memory_close` before closing the mapping.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_ARGUMENT` if a pointer is NULL, for 0 bytes, and if `device` is not a GPU.
-/// - `MP_ERROR_NOT_SUPPORTED` on the host backend, for memory that is not on a GPU, and for memory that the context has
-///   mapped itself or that is already registered.
+/// - `MP_ERROR_INVALID_ARGUMENT` if a pointer is NULL, if `bytes` is 0, or if `device` is not a GPU.
+/// - `MP_ERROR_NOT_SUPPORTED` on the host backend, for memory that is not on a GPU, and for memory that this context
+///   has imported or already registered.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`.
 mp_status_t mp_memory_adopt(mp_context_t context,
                             void *pointer,
@@ -1202,153 +1323,162 @@ mp_status_t mp_memory_adopt(mp_context_t context,
                             int32_t device,
                             const void *ipc_handle);
 
-/// Closes an address from `mp_memory_import`. Closing an allocation for the last time waits until all work that the
-/// context has enqueued so far has finished, and unmaps the allocation. Plans that use it can no longer be executed.
-/// NULL does nothing. May be called from any thread, but not from a host function.
+/// Closes memory that was imported with `mp_memory_import` or registered with `mp_memory_adopt`. NULL does nothing. May
+/// be called from any thread, but not from a host function.
 ///
-/// Also closes an address from `mp_memory_adopt`, and the mappings that other GPUs have opened for the context. In this
-/// case it does not wait; the caller must wait for the work before it closes its own mapping.
+/// For imported memory, the last close of an allocation blocks until all work that the context has enqueued so far has
+/// finished, and then unmaps the allocation. Plans that use it can no longer be executed.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `mp_memory_import` of this context did not return
-/// `pointer`, or if it was already closed.
+/// For memory from `mp_memory_adopt` the call does not block. It closes the mappings that other GPUs have opened, but
+/// not the caller's own mapping. The caller must wait for its work before it closes that mapping.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `pointer` is not the address of open memory of this
+/// kind in this context.
 mp_status_t mp_memory_close(mp_context_t context, void *pointer);
 
-/// Notifies the owner of imported memory that this process will set no counter in it beyond `value`, although the
-/// process continues and may keep the memory mapped.
+/// Announces to the owner of imported memory that this process will not set any counter in that memory to a value
+/// greater than `value`. The process continues to run and may keep the memory mapped.
 ///
-/// Waits for higher values then end as if this process had exited. Other waits continue. Use it in a program that stops
-/// early, for example after an exception, while other processes wait for its signals. `pointer` is in memory from
-/// `mp_memory_import`. Counters that other importers set must be in separate allocations. Does not wait for work of
-/// this process. May be called from any thread.
+/// Waits for greater values are then abandoned, as if this process had exited. Other waits continue. Use this function
+/// if the program stops early, for example after an exception, while other processes wait for its signals.
+///
+/// `pointer` is an address in memory from `mp_memory_import`. Counters that other importers set must be in separate
+/// allocations. Does not block and does not wait for work of this process. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `pointer` is not in imported memory.
 mp_status_t mp_memory_leave(mp_context_t context, const void *pointer, uint64_t value);
 
-/// Writes 16 bytes that identify a device in every process of the node, independent of its number there: the UUID of a
-/// GPU; bytes derived from the number for virtual devices and host domains. May be called from any thread.
+/// Writes a 16-byte identifier of a device to `uuid`. The identifier is equal in all processes on the machine, even if
+/// they number the device differently. For a GPU it is the UUID. For a virtual device or a host domain it is derived
+/// from the device number. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_ARGUMENT` if `uuid` is NULL.
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_INVALID_ARGUMENT` if `uuid` is NULL.
 mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 
-/// Makes all work that is enqueued in `stream` from now on wait until the counters of all `count` signals have reached
-/// their values. Does not block. Data that was written before a counter was set is then visible to that work. May be
-/// called from any thread.
+/// Makes all work that is enqueued in `stream` from now on wait until each counter in `signals` has reached its value.
+/// That work sees all data that were written before the counters were set. Does not block. May be called from any
+/// thread.
 ///
-/// The counters must be in memory of this context: a receiver waits in its own memory, which it has exported to the
-/// process that sets the counters. `signals` is read during the call only. Calls that wait for all work of the context
-/// (`mp_free`, `mp_memory_close`, `mp_context_destroy`) wait for these waits too.
+/// The counters must be in memory of this context. The receiver therefore waits in its own memory, which it has
+/// exported to the process that sets the counter. `signals` has `count` elements and is read during the call only.
+/// Functions that wait for all work of the context (`mp_free`, `mp_memory_close`, `mp_context_destroy`) block until
+/// these waits have ended.
 ///
-/// If a process that has mapped a counter's memory exits without closing it, unsatisfied waits in that memory are
-/// abandoned. Later work in the stream, and work of other streams that is ordered after it, then runs with stale data.
-/// The error is reported as follows:
-/// - The next `mp_stream_synchronize` of a stream that waits in that allocation, or that has waited for such a stream
-///   by `mp_stream_wait_event`, returns `MP_ERROR_PEER_GONE` once, after its work has finished.
+/// If a process that has mapped the memory of a counter exits without closing it, waits in this memory that are not
+/// satisfied are abandoned. Later work in the stream, and work in other streams that is ordered after it, then runs
+/// with stale data. This error (`MP_ERROR_PEER_GONE`) is reported as follows:
+/// - The next `mp_stream_synchronize` returns it once, after the work has finished. This applies to a stream that waits
+///   in this memory, and to a stream that has waited for such a stream by `mp_stream_wait_event`.
 /// - `mp_wait`, `mp_test` and `mp_event_synchronize` return it for work that was enqueued before its stream reported
 ///   the error.
-/// - Streams that are ordered by CUDA's own events are not recognised as dependent, and report nothing.
-/// - The library does not know the stream in which a graph is launched, so every stream reports the abandoned waits
-///   that were captured.
-/// - Later calls whose wait in that memory would fail are rejected.
+/// - Streams that are ordered by CUDA's own events do not report it, because the library does not know this order.
+/// - If the abandoned wait was captured in a graph, every stream reports it, because the library does not know the
+///   stream in which the graph was launched.
+/// - Later calls whose wait in this memory could not be satisfied are rejected.
 ///
 /// Errors:
 /// - `MP_ERROR_INVALID_POINTER` for a counter that is NULL, not aligned or not in memory that the context knows. The
-///   text gives the index of the signal.
-/// - `MP_ERROR_NOT_SUPPORTED` for a counter in imported memory, and on CUDA for a counter that is not in the memory
-///   that `mp_signal_t` requires.
-/// - `MP_ERROR_PEER_GONE` for a counter that is not reached and whose memory was mapped by a process that exited
+///   text contains the index of the signal.
+/// - `MP_ERROR_NOT_SUPPORTED` for a counter in imported memory, and on CUDA for a counter outside of the memory that
+///   `mp_signal_t` requires.
+/// - `MP_ERROR_PEER_GONE` if a counter has not reached its value and a process that had mapped its memory has exited
 ///   without closing it. Nothing is enqueued.
 /// - `MP_ERROR_INVALID_ARGUMENT` if `signals` is NULL and `count` is not 0.
-/// - `MP_ERROR_INVALID_HANDLE` for context or stream.
+/// - `MP_ERROR_INVALID_HANDLE` for the context or the stream.
 mp_status_t mp_stream_wait_signals(mp_context_t context, mp_stream_t stream, const mp_signal_t *signals, size_t count);
 
-/// Declares that kernels of the caller wait for the counters of `count` signals, from now until their memory is freed.
-/// A kernel that polls such a counter then does not wait forever for a process that has exited.
+/// Declares that kernels of the program poll the counters of `signals`, from now until the memory of the counters is
+/// freed. The library can then end the polling if the process that sets a counter exits. Enqueues nothing and does not
+/// block. May be called from any thread.
 ///
 /// If a process that has mapped the memory exits without closing it, the library sets each counter that has not reached
-/// its value to that value. Every stream then reports the error when it is synchronised, as `mp_stream_wait_signals`
-/// describes for captured waits. Does not wait and enqueues nothing. The highest declared value of each counter counts;
-/// repeating a call only checks for errors.
+/// its value to that value. Every stream then reports `MP_ERROR_PEER_GONE` when it is synchronised, as
+/// `mp_stream_wait_signals` describes for captured waits.
 ///
-/// The counters are subject to the rules of `mp_stream_wait_signals`. `signals` is read during the call only. May be
-/// called from any thread.
+/// If a counter is declared several times, the greatest value is used. Declaring the same value again only checks for
+/// errors. The requirements on the counters are those of `mp_stream_wait_signals`. `signals` has `count` elements and
+/// is read during the call only.
 ///
 /// Errors: the errors of `mp_stream_wait_signals`, except those about streams. `MP_ERROR_PEER_GONE` if any process that
 /// had mapped a counter's memory has exited without closing it.
 mp_status_t mp_kernel_wait_signals(mp_context_t context, const mp_signal_t *signals, size_t count);
 
-/// Sets the counters of `count` signals to their values after all work enqueued in `stream` so far. A process that sees
-/// the value also sees every byte that this work has written. Does not block. May be called from any thread.
+/// Sets each counter in `signals` to its value, after all work that is enqueued in `stream` so far. A process that sees
+/// the value also sees all data that this work has written. Does not block. May be called from any thread.
 ///
-/// Setting a counter stores the value, so only one process may set each counter. The counter is in memory of this
-/// context or in imported memory. After `mp_execute` this call completes a put with signal. `signals` is read during
-/// the call only.
+/// The counters are in memory of this context or in imported memory. The value is stored, not added, so only one
+/// process may set each counter. After `mp_execute`, this call notifies the receiver that the data have arrived.
+/// `signals` has `count` elements and is read during the call only.
 ///
 /// Errors: the errors of `mp_stream_wait_signals`, but imported memory is accepted. `MP_ERROR_PEER_GONE` if the owner
 /// of the memory has exited or has freed it.
 mp_status_t mp_stream_raise_signals(mp_context_t context, mp_stream_t stream, const mp_signal_t *signals, size_t count);
 
-/// Sets a counter to `value` now, from the calling thread. A process that sees the value also sees everything that this
-/// thread has written and seen before. Does not wait for work in streams; `mp_stream_raise_signals` does.
+/// Sets the counter at `counter` to `value` immediately, from the calling thread. A process that sees the value also
+/// sees all data that this thread has written or seen before. Does not block, and does not wait for work in streams
+/// (`mp_stream_raise_signals` does). May be called from any thread, but not from a host function.
 ///
-/// The counter must be in memory of this context or in imported memory, and the CPU must be able to access it: on CUDA
-/// the memory that `mp_signal_t` requires, on the host backend any memory. May be called from any thread, but not from
-/// a host function.
+/// The counter must be in memory of this context or in imported memory, and the CPU must be able to access it. On CUDA
+/// it must be in host memory from `mp_alloc_shared`. On the host backend any such memory is accepted.
 ///
 /// Errors: the errors of `mp_stream_raise_signals`, except those about streams.
 mp_status_t mp_signal_raise(mp_context_t context, uint64_t *counter, uint64_t value);
 
-/// Reads a counter into `*value`. Data that was written before the counter was set to this value is then visible to the
-/// calling thread. The counter is subject to the rules of `mp_signal_raise`. May be called from any thread, but not
-/// from a host function.
+/// Reads the counter at `counter` into `*value`. The calling thread then sees all data that were written before the
+/// counter was set to this value. Does not block. The requirements on the counter are those of `mp_signal_raise`. May
+/// be called from any thread, but not from a host function.
 ///
 /// Errors: the errors of `mp_signal_raise`; `MP_ERROR_INVALID_ARGUMENT` if `value` is NULL.
 mp_status_t mp_signal_read(mp_context_t context, const uint64_t *counter, uint64_t *value);
 
-/// Checks whether a counter has reached `value`. `*reached` receives 1 or 0; both are success. Does not wait. The
-/// counter is subject to the rules of `mp_signal_synchronize`. May be called from any thread, but not from a host
-/// function.
+/// Checks whether the counter at `counter` has reached `value`. `*reached` receives 1 if it has, otherwise 0. Does not
+/// block. The requirements on the counter are those of `mp_signal_synchronize`. May be called from any thread, but not
+/// from a host function.
 ///
 /// Errors: the errors of `mp_signal_synchronize` except `MP_ERROR_TIMEOUT`; `MP_ERROR_INVALID_ARGUMENT` if `reached` is
 /// NULL.
 mp_status_t mp_signal_test(mp_context_t context, const uint64_t *counter, uint64_t value, int32_t *reached);
 
-/// Blocks the calling thread until a counter has reached `value`, but at most `seconds`; with 0 it checks once. The
-/// counter must be in memory of this context: in host memory, or on the host backend in any memory. May be called from
-/// any thread, but not from a host function.
+/// Blocks until the counter at `counter` has reached `value`, but at most `seconds` seconds. With 0 seconds it checks
+/// once. The counter must be in host memory of this context, or on the host backend in any memory of this context. May
+/// be called from any thread, but not from a host function.
 ///
 /// Errors:
-/// - `MP_ERROR_TIMEOUT` if the value is not reached in time.
-/// - `MP_ERROR_PEER_GONE` if a process that has mapped the memory has exited without closing it, and the value is not
-///   reached.
+/// - `MP_ERROR_TIMEOUT` if the counter does not reach the value in time.
+/// - `MP_ERROR_PEER_GONE` if the counter has not reached the value, and a process that had mapped its memory has exited
+///   without closing it.
 /// - `MP_ERROR_INVALID_ARGUMENT` if `seconds` is negative or not a number.
 /// - The other errors of `mp_stream_wait_signals`.
 mp_status_t mp_signal_synchronize(mp_context_t context, const uint64_t *counter, uint64_t value, double seconds);
 
-/// Creates a node: a group of processes on one machine, each with its own context, that plan together. This process is
-/// rank `rank` of `ranks`.
+/// Creates a node: a group of processes (ranks) on one machine that plan their copies together. Each process has its
+/// own context. This process is rank `rank` of `ranks`.
 ///
-/// All ranks call this function together, with the same kind of context. They exchange the list of their GPUs and
-/// choose a topology that contains all of them. This works even if each process sees only one GPU
-/// (`CUDA_VISIBLE_DEVICES`). Blocks until all ranks have called it. NULL `options` means all defaults. The caller owns
-/// `*node` and destroys it with `mp_node_destroy`.
+/// All ranks call this function together, with contexts of the same backend. Blocks until all ranks have called it. The
+/// ranks exchange their lists of GPUs and choose a topology that contains all of them. This works even if each process
+/// sees only one GPU (`CUDA_VISIBLE_DEVICES`). NULL `options` selects all defaults. The caller owns `*node` and
+/// destroys it with `mp_node_destroy`.
 ///
-/// `allgather` gathers `bytes` bytes of every rank on every rank, in rank order, as `MPI_Allgather` does on a
-/// communicator of these ranks. It returns 0 on success and any other number on failure. The library calls it with
-/// `user`, during calls that all ranks make together, on the thread that makes them. It must remain usable for as long
-/// as the node exists, and must not make such a call on the same node. It may be NULL if there is only one rank, or if
-/// `options->socket` is the path of a socket at which the ranks meet. Only processes of one user can meet at a socket.
-/// If a file already exists at the path, the call fails, unless a killed job of this user left it.
+/// `allgather` gathers data from all ranks on all ranks, like `MPI_Allgather` (see `mp_allgather_t`). The library calls
+/// it with `user`, on the calling thread, during collective calls of this library. It must remain usable as long as the
+/// node exists. It must not make a collective call of this library on the same node. It may be NULL if there is only
+/// one rank or if `options->socket` is set.
 ///
-/// The calls that all ranks make together are this one, `mp_node_plan`, `mp_node_tune_partitions`, `mp_node_allgather`
-/// and `mp_messenger_create`. All ranks make the same calls on a node in the same order, one at a time. Ranks that are
-/// in different calls get `MP_ERROR_RANK_FAILED`. A failure of one rank, including a rejected argument, makes the call
-/// fail on all ranks. The failing rank returns its own status. The others return `MP_ERROR_RANK_FAILED` and the reason,
-/// except that `MP_ERROR_NOT_SUPPORTED` is returned on every rank. The other ranks cannot be notified if `rank` or
-/// `ranks` is out of range, or if the socket is rejected.
+/// With `options->socket` the ranks connect over a Unix socket instead. All of them must be processes of one user. If a
+/// file already exists at the path, the call fails, unless a killed job of this user left the file there.
+///
+/// Collective calls, which all ranks make together, are this function, `mp_node_plan`, `mp_node_tune_partitions`,
+/// `mp_node_allgather` and `mp_messenger_create`:
+/// - All ranks make the same collective calls on a node in the same order, one at a time. Ranks that are in different
+///   calls get `MP_ERROR_RANK_FAILED`.
+/// - If one rank fails, for example because an argument is invalid, the call fails on all ranks. The failing rank
+///   returns its own error. The other ranks return `MP_ERROR_RANK_FAILED`, with the reason in the text.
+///   `MP_ERROR_NOT_SUPPORTED` is returned on every rank.
+/// - Exception: the other ranks cannot be notified if `rank` or `ranks` is out of range, or if the socket is rejected.
 ///
 /// Errors:
-/// - `MP_ERROR_NOT_SUPPORTED` if ranks are on other machines, in other containers or of other users, or if no rank
-///   knows how the GPUs are connected.
+/// - `MP_ERROR_NOT_SUPPORTED` if the ranks are on different machines, in different containers or of different users, or
+///   if no rank knows how the GPUs are connected.
 /// - `MP_ERROR_RANK_FAILED`, `MP_ERROR_ALLGATHER`, `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT`,
 ///   `MP_ERROR_INVALID_DEVICE`.
 mp_status_t mp_node_create(mp_context_t context,
@@ -1359,97 +1489,106 @@ mp_status_t mp_node_create(mp_context_t context,
                            const mp_node_options_t *options,
                            mp_node_t *node);
 
-/// Joins the current or next collective call of the other ranks as a failed rank. That call then fails on them with
-/// `MP_ERROR_RANK_FAILED` and `reason`, which may be NULL.
+/// Makes the current or next collective call of the other ranks fail. It fails on them with `MP_ERROR_RANK_FAILED` and
+/// the text `reason`, which may be NULL. Blocks until the other ranks have made their call.
 ///
-/// Use this if a rank cannot make the call itself, for example because it could not allocate memory. A call that
-/// rejects its own arguments notifies the other ranks without this function. Blocks until the other ranks have made
-/// their call.
+/// Use this function if this rank cannot make the collective call itself, for example because it could not allocate
+/// memory. A collective call that rejects its own arguments already notifies the other ranks.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_ARGUMENT` if `reason` is not UTF-8. The other ranks are notified nevertheless.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `reason` is not UTF-8. The other ranks are notified even then.
 /// - `MP_ERROR_RANK_FAILED` if the other ranks are in different calls.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_ALLGATHER`.
 mp_status_t mp_node_fail(mp_node_t node, const char *reason);
 
-/// Gathers `bytes` bytes of every rank on every rank, in rank order, as `MPI_Allgather` does. All ranks call it
-/// together. Blocks until they have.
+/// Gathers `bytes` bytes from every rank of the node on every rank, in rank order, like `MPI_Allgather`. All ranks call
+/// it together. Blocks until all ranks have called it.
 ///
-/// Programs use it for their own communication between the ranks of a node. It is ordered with the other collective
-/// calls of the library, so ranks that are in different calls get an error instead of waiting for each other. `call` is
-/// a name of 1 to 46 bytes of UTF-8 that appears in errors. Ranks that pass different names are in different calls.
-/// `receive` has room for `bytes` bytes of each rank. `send` and `receive` may be NULL for 0 bytes, which makes the
-/// call a barrier.
+/// `receive` has room for `bytes` bytes of each rank. If `bytes` is 0, `send` and `receive` may be NULL; the call is
+/// then a barrier.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` (also if ranks pass different numbers of bytes),
+/// Programs use this function for their own communication between ranks. It is ordered with the other collective calls
+/// of the library. Therefore ranks that are in different calls get an error instead of a deadlock. `call` is a name for
+/// this call in error texts, 1 to 46 bytes of UTF-8. Ranks that pass different names count as being in different calls.
+///
+/// Errors: `MP_ERROR_INVALID_ARGUMENT`, also if ranks pass different values of `bytes`; `MP_ERROR_INVALID_HANDLE`,
 /// `MP_ERROR_RANK_FAILED`, `MP_ERROR_ALLGATHER`.
 mp_status_t mp_node_allgather(mp_node_t node, const char *call, const void *send, void *receive, size_t bytes);
 
-/// Writes the GPUs that this rank uses, as its context numbers them. These are the GPUs of `options->devices`, or this
-/// rank's part of the visible GPUs. If several ranks list the same GPU, the rank with the fewest GPUs so far uses it,
-/// the lowest one among equals.
+/// Lists the GPUs that this rank uses, in the numbering of its context. These are the GPUs of `options->devices` or,
+/// without that list, this rank's share of the visible GPUs. If several ranks list the same GPU, the rank that has the
+/// fewest GPUs so far uses it; among equals, the lowest rank.
 ///
-/// `*count` receives the number of GPUs. If `devices` is NULL, nothing else is written; otherwise it has room for
-/// `capacity` numbers. May be called from any thread.
+/// `*count` receives the number of GPUs. If `devices` is NULL, only `*count` is written. Otherwise `devices` has room
+/// for `capacity` numbers. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_INVALID_ARGUMENT` if `count` is NULL or `capacity` is too small; in the
-/// latter case `*count` still receives the number of GPUs, and `devices` is not written.
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `count` is NULL or `capacity` is too small. In the latter case `*count` receives
+///   the number of GPUs, and `devices` is not written.
 mp_status_t mp_node_devices(mp_node_t node, int32_t *devices, size_t capacity, size_t *count);
 
-/// Writes the first GPU that this rank uses to `*device`. `mp_node_devices` writes all of them. May be called from any
-/// thread.
+/// Returns the first GPU that this rank uses in `*device`, in the numbering of its context. `mp_node_devices` returns
+/// all of them. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_INVALID_ARGUMENT` if `device` is NULL, or if the rank uses no GPU
-/// because there are more ranks than GPUs or another rank has listed the same GPU; `*device` is then not written.
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `device` is NULL.
+/// - `MP_ERROR_INVALID_ARGUMENT` also if the rank uses no GPU, because there are more ranks than GPUs or another rank
+///   uses the GPU that both have listed. `*device` is then not written.
 mp_status_t mp_node_device(mp_node_t node, int32_t *device);
 
-/// Destroys a node. Its plans and messengers stay valid and are destroyed separately, before or after the node
-/// (docs/guide/concepts.md, "Ending"). Other ranks need not call it. May be called from any thread.
+/// Destroys a node. Its plans and messengers stay valid, and are destroyed separately, before or after the node
+/// (docs/guide/concepts.md, "Ending"). The other ranks need not call it at the same time. May be called from any
+/// thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 mp_status_t mp_node_destroy(mp_node_t node);
 
-/// Plans all transfers between the ranks of a node in one step.
+/// Plans all copies between the ranks of a node together, so that they do not compete for links. All ranks call it
+/// together. Blocks until all ranks have called it.
 ///
-/// All ranks call it together. Each rank passes its windows, which are the memory that transfers may refer to, and
-/// transfers that it sends or receives. One of the two ranks passes each transfer. All ranks get the same plan, and
-/// each executes its part by `mp_execute`.
+/// Arguments:
+/// - `windows` are the memory ranges of this rank from or to which transfers copy. A window is on a device of the node
+///   or in host memory. Ranks can access each other's host memory only if it is from `mp_alloc_shared`.
+/// - `transfers` are copies that this rank sends or receives. Only one of the two ranks passes each transfer.
+///   Destinations must not overlap each other or a source.
+/// - `partitions` divides the transfers into partitions. Each partition is copied as soon as its producer marks it
+///   ready; see `mp_plan_arm`. `MP_PARTITION_OPTIONS_INIT` lets the library choose their number and what performs the
+///   copies. NULL copies whole transfers. It must be equal on all ranks.
+/// - `options` must be equal on all ranks. NULL selects all defaults.
+/// - All arrays are read during the call only. The memory of the windows must stay allocated until this rank has
+///   destroyed the plan.
+/// - The caller owns `*plan` and destroys it with `mp_plan_destroy`. The plan has its own staging buffers.
 ///
-/// A rank that does not know the position of the bytes in the other rank's memory passes a send or receive descriptor.
-/// It contains the rank's own end; the other end consists of the other rank, `MP_BY_TAG` as the window and a tag as the
-/// offset. The other rank passes the matching descriptor. Descriptors match as MPI messages do, by source, destination
-/// and tag, in the order in which each rank passes them, and must have the same size. A descriptor without a match is
-/// an error.
+/// Send and receive descriptors: a rank that does not know the position of the data in the other rank's memory passes a
+/// transfer in which the other rank's window is `MP_BY_TAG` and the offset is a tag. The other rank passes the matching
+/// descriptor. Descriptors match as in MPI: by source, destination and tag, in the order in which each rank passes
+/// them. Both must have the same size. A descriptor without a match is an error.
 ///
-/// A window is on a device of the node or in host memory from `mp_alloc_shared`. Only the rank that owns other host
-/// memory can move it. Destinations must not overlap each other or a source. `windows` and `transfers` are read during
-/// the call only. The memory must stay allocated until this rank has destroyed the plan. `options` must be equal on all
-/// ranks; NULL means all defaults. The caller owns `*plan` and destroys it with `mp_plan_destroy`. The plan has its own
-/// staging memory.
+/// Execution: `mp_execute` enqueues this rank's part of one step, which is one execution of the plan by all ranks.
+/// - Later work in the stream sees all data that this rank receives in the step, and may overwrite the data that it
+///   sent.
+/// - Every rank executes every step, even if it sends and receives nothing, because it may forward data of other ranks.
+/// - A rank may be any number of steps ahead. Data are written only after the receiving rank's stream has reached the
+///   step.
+/// - The steps of a plan run in order, regardless of the streams and threads that enqueue them.
+/// - In a stream that is being captured, the step becomes part of the graph.
+/// - A single process can use these plans with a node of one rank.
 ///
-/// `mp_execute` of such a plan enqueues this rank's part of one step. Later work in the stream sees all bytes that this
-/// rank receives in the step, and may overwrite the bytes that it sent. Every rank executes every step, even if it
-/// sends and receives nothing, because it may relay bytes for others. A rank may be any number of steps ahead: no byte
-/// is written before the receiving rank's stream has reached the step. The steps of a plan run in order, regardless of
-/// the streams and threads that enqueue them. In a stream that is being captured, the step becomes part of the graph.
-///
-/// If several plans share a stream, all ranks must enqueue their steps in the same order, or the ranks deadlock.
-/// Outside of captures, `mp_execute` detects two ranks that wait for each other because their orders differ (plans
-/// without partitions, at most 255 steps apart). It then rejects the step with `MP_ERROR_INVALID_ARGUMENT`, and the
-/// plan fails on both ranks with `MP_ERROR_PEER_GONE`.
-///
-/// With `partitions`, each partition of a transfer moves as soon as its producer marks it ready, while the rest is
-/// still being produced; see `mp_plan_arm`. `partitions` must be equal on all ranks. With `MP_PARTITION_OPTIONS_INIT`
-/// the model chooses the number of partitions and the agent. NULL moves whole transfers. A single process uses a node
-/// of one rank.
+/// Several plans in one stream: all ranks must enqueue the steps of these plans in the same order, otherwise the ranks
+/// deadlock. `mp_execute` detects this deadlock between two ranks outside of captures, for plans without partitions
+/// that are at most 255 steps apart. It then fails with `MP_ERROR_INVALID_ARGUMENT`, and the plan fails on both ranks
+/// with `MP_ERROR_PEER_GONE`.
 ///
 /// Errors:
 /// - The errors of `mp_plan`.
-/// - `MP_ERROR_RANK_FAILED` with the reason of the failed rank. `MP_ERROR_NOT_SUPPORTED` is returned on every rank.
+/// - `MP_ERROR_RANK_FAILED` if another rank failed. The text contains its reason.
 /// - `MP_ERROR_ALLGATHER`.
 /// - `MP_ERROR_NOT_SUPPORTED` with `MPGPU_VERIFY=bytes`, and for memory that other processes cannot map. With
-///   partitions also if a rank would read host memory of another rank, whose producers cannot notify it.
-/// - `MP_ERROR_INVALID_ARGUMENT` with partitions, for a count or an agent out of range.
+///   partitions also if a rank would read host memory of another rank, because that rank's producers cannot notify it.
+///   Returned on every rank.
+/// - `MP_ERROR_INVALID_ARGUMENT` if the number of partitions or the agent is out of range.
 mp_status_t mp_node_plan(mp_node_t node,
                          const mp_window_t *windows,
                          size_t window_count,
@@ -1459,24 +1598,27 @@ mp_status_t mp_node_plan(mp_node_t node,
                          const mp_plan_options_t *options,
                          mp_plan_t *plan);
 
-/// Finds the fastest partitioning of transfers for the kernels that produce them, by trial.
+/// Measures how best to divide transfers into partitions, and returns the fastest options in `*best`, which is equal on
+/// all ranks. Pass `best` to `mp_node_plan`.
 ///
-/// Plans about ten candidates for each agent, with different numbers of partitions, as `mp_node_plan` does. Executes
-/// each candidate several times, with `produce` launching the producers, and selects the one whose median step is
-/// shortest on the slowest rank. Candidates that cannot be planned are skipped. `*best` is equal on all ranks; pass it
-/// to `mp_node_plan`. The tuning file keeps all trials. `mpgpu tune partitions` prints and plots them, and
-/// `MP_AGENT_AUTO` uses the best of them without `MP_AGENT_PRODUCER` (docs/reference/tuning.md).
+/// All ranks call it together, with equal `tuning` and `options`. Each rank passes the transfers that it sends. The
+/// call creates a stream on each rank. The destinations are overwritten. Blocks until all measurements have finished.
+/// May be called from any thread, but not from a host function.
 ///
-/// All ranks call it together, with the same `tuning` and options. Each rank passes the transfers that it sends. The
-/// call creates a stream on each rank. Destinations are overwritten. Blocks. May be called from any thread, but not
-/// from a host function.
+/// For each agent (what performs the copies) in `tuning->agents`, the function plans about ten candidates with
+/// different numbers of partitions. It executes each candidate several times, and calls `produce` to enqueue the
+/// producers. The best candidate has the shortest median time on the slowest rank. Candidates that cannot be planned
+/// are skipped.
+///
+/// Rank 0 stores all measurements in the tuning file. `mpgpu tune partitions` prints and plots them. `MP_AGENT_AUTO`
+/// uses the best of them, except those of `MP_AGENT_PRODUCER` (docs/reference/tuning.md).
 ///
 /// Errors:
 /// - The errors of `mp_node_plan`, if no candidate can be planned.
-/// - `MP_ERROR_INVALID_ARGUMENT` for agents or rounds out of range, for a transfer that another rank sends, and if
-///   `produce` failed.
-/// - `MP_ERROR_NOT_SUPPORTED` if the file cannot be written.
-/// - `MP_ERROR_ENVIRONMENT` if the file belongs to another machine.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `agents` or `rounds` is out of range, if another rank sends one of the transfers,
+///   or if `produce` failed.
+/// - `MP_ERROR_NOT_SUPPORTED` if the tuning file cannot be written.
+/// - `MP_ERROR_ENVIRONMENT` if the tuning file belongs to another machine.
 mp_status_t mp_node_tune_partitions(mp_node_t node,
                                     const mp_window_t *windows,
                                     size_t window_count,
@@ -1488,96 +1630,107 @@ mp_status_t mp_node_tune_partitions(mp_node_t node,
                                     const mp_plan_options_t *options,
                                     mp_partition_options_t *best);
 
-/// Begins a step of a plan with partitions, in stream order, and returns. The step starts after all earlier work in
-/// `stream` and after the previous step. Consumers of the previous step's partitions must be ordered before this call.
+/// Begins a step (one execution) of a plan with partitions, in stream order. Does not block. The step starts after all
+/// earlier work in `stream` and after the previous step. Order consumers of the previous step's partitions before this
+/// call. May be called from any thread, but not from a host function.
 ///
 /// A step consists of three calls:
 /// 1. `mp_plan_arm` begins the step.
-/// 2. The caller enqueues the producers of the partitions, in `stream` or in a stream that has waited for it. The
-///    producers are kernels that mark partitions ready through the trigger from `mp_plan_get_trigger`
-///    (mpgpu/trigger.cuh).
-/// 3. `mp_execute` enqueues the movement of the partitions and the end of the step. Later work in its stream sees all
-///    bytes that this rank receives in the step, and may overwrite the bytes that it sent.
+/// 2. The caller enqueues the producers, in `stream` or in a stream that has waited for it. Producers are kernels that
+///    compute the data and mark each partition ready through its trigger (`mp_plan_get_trigger`, mpgpu/trigger.cuh).
+/// 3. `mp_execute` enqueues the copies of the partitions and the end of the step. Later work in its stream sees all
+///    data that this rank receives in the step, and may overwrite the data that it sent.
 ///
-/// After `mp_plan_arm`, receivers may check through the trigger whether each partition has arrived. All three calls may
-/// be captured, in one capture. Each partition must be marked ready once per step, even if its data has not changed.
+/// After `mp_plan_arm`, receivers may check through the trigger whether a partition has arrived. All three calls may be
+/// captured, in the same capture. Each partition must be marked ready once per step, even if its data have not changed.
 ///
-/// Every producer must be enqueued before `mp_execute` of the same step. Otherwise, on CUDA, the operation that waits
-/// for a producer may precede it in a hardware queue, and both deadlock. With `MP_AGENT_PRODUCER`, and with
-/// `MP_AGENT_AUTO` if `arrivals` is off, the stream of `mp_execute` must be ordered after the producers, because the
-/// producers may store the bytes or all bytes may move after them.
+/// Order: enqueue every producer before `mp_execute` of the same step. Otherwise CUDA may place the operation that
+/// waits for a producer before that producer in a hardware queue, and both deadlock. With `MP_AGENT_PRODUCER`, and with
+/// `MP_AGENT_AUTO` if `arrivals` is off, the stream of `mp_execute` must also be ordered after the producers. The
+/// reason is that the producers may store the data themselves, or that all data may be copied after the producers.
 ///
-/// Each call must be followed by one `mp_execute`. If a plan is destroyed between the two, the other ranks get
-/// `MP_ERROR_PEER_GONE`. The destinations of their writes in this step must then stay allocated until they have
-/// destroyed their plans. May be called from any thread, but not from a host function.
+/// Each call must be followed by one `mp_execute`. If the plan is destroyed before that, the other ranks get
+/// `MP_ERROR_PEER_GONE`. The memory to which they write in this step must then stay allocated until they have destroyed
+/// their plans.
 ///
-/// Errors: the errors of `mp_execute`; `MP_ERROR_INVALID_ARGUMENT` if the plan is already armed or has no partitions.
+/// Errors: the errors of `mp_execute`; `MP_ERROR_INVALID_ARGUMENT` if a step has already begun or the plan has no
+/// partitions.
 mp_status_t mp_plan_arm(mp_plan_t plan, mp_stream_t stream);
 
-/// Fills `*trigger` with the addresses that kernels of this rank need for a transfer. `transfer` is the index, from 0,
-/// among the transfers that `rank` passed. The trigger is the same for all steps. May be called from any thread.
+/// Fills `*trigger` with the addresses that kernels of this rank need to mark partitions of a transfer ready, or to
+/// detect their arrival. The trigger is the same for all steps and is valid until the plan is destroyed. May be called
+/// from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_INVALID_ARGUMENT` if the plan has no partitions, if the transfer does
+/// `transfer` is the index, from 0, in the list of transfers that rank `rank` passed to `mp_node_plan`.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if the plan has no partitions, if the transfer does
 /// not exist, or if this rank neither sends nor receives it.
 mp_status_t mp_plan_get_trigger(mp_plan_t plan, uint32_t rank, size_t transfer, mp_trigger_t *trigger);
 
-/// Blocks the calling thread until the last executed step has finished on this rank, but at most `seconds`. Use it to
-/// find a producer that never marks its partitions ready: the error lists the missing partitions.
+/// Blocks until the last enqueued step of a plan with partitions has finished on this rank, but at most `seconds`
+/// seconds. Use it to find a producer that never marks its partitions ready: the error text lists the missing
+/// partitions. It does not wait for captured steps. May be called from any thread, but not from a host function.
 ///
-/// After an error the step continues. If it has not ended 10 seconds after the start of `mp_plan_destroy`, that call
-/// ends it without this rank's missing partitions and returns `MP_ERROR_TIMEOUT`. For partitions of another rank it
-/// waits until that rank has marked them ready or has destroyed its plan. This function does not wait for captured
-/// steps. May be called from any thread, but not from a host function.
+/// After an error the step continues. If partitions of this rank are still missing 10 seconds after the start of
+/// `mp_plan_destroy`, that call ends the step without them and returns `MP_ERROR_TIMEOUT`. For missing partitions of
+/// another rank, `mp_plan_destroy` waits until that rank has marked them ready or has destroyed its plan.
 ///
-/// Errors: `MP_ERROR_TIMEOUT`; `MP_ERROR_PEER_GONE`; `MP_ERROR_INVALID_ARGUMENT` if `seconds` is negative or not a
-/// number, or the plan has no partitions; `MP_ERROR_INVALID_HANDLE`.
+/// Errors: `MP_ERROR_TIMEOUT`, `MP_ERROR_PEER_GONE`, `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if
+/// `seconds` is negative or not a number, or if the plan has no partitions.
 mp_status_t mp_plan_synchronize(mp_plan_t plan, double seconds);
 
-/// Creates a messenger, through which the ranks of a node exchange messages that match by MPI's rules. All ranks call
-/// it together with the same options; NULL means all defaults. The caller owns `*messenger` and destroys it with
-/// `mp_messenger_destroy`. The messenger keeps its node alive. Messages of different messengers never match.
+/// Creates a messenger, through which the ranks of a node exchange messages. Messages match as in MPI. Messages of
+/// different messengers never match.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_RANK_FAILED`, `MP_ERROR_ALLGATHER`,
-/// `MP_ERROR_NOT_SUPPORTED` if the ranks cannot share memory.
+/// All ranks call it together with equal options. Blocks until all ranks have called it. NULL `options` selects all
+/// defaults. The caller owns `*messenger` and destroys it with `mp_messenger_destroy`. The messenger keeps its node
+/// alive.
+///
+/// Errors: `MP_ERROR_NOT_SUPPORTED` if the ranks cannot share memory; `MP_ERROR_INVALID_HANDLE`,
+/// `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_RANK_FAILED`, `MP_ERROR_ALLGATHER`.
 mp_status_t mp_messenger_create(mp_node_t node, const mp_messenger_options_t *options, mp_messenger_t *messenger);
 
-/// Destroys a messenger. Other ranks need not call it. Their later operations with this rank end with
-/// `MP_ERROR_PEER_GONE`. Receives and sends of this rank that have not matched end with `MP_ERROR_CANCELLED`.
+/// Destroys a messenger. Other ranks need not call it at the same time. Their later operations with this rank end with
+/// `MP_ERROR_PEER_GONE`. Sends and receives of this rank that have not matched end with `MP_ERROR_CANCELLED`. May be
+/// called from any thread.
 ///
-/// Blocks until data movement in progress has ended, and until messages that the library has buffered (`mp_send`) were
-/// received or their receivers have left, but at most 10 seconds in total. After that, streams of this rank that wait
-/// for a movement continue without it, the request of the movement ends with an error, and the call returns 2 seconds
-/// later. Destroying the context does the same for all of its messengers together. May be called from any thread.
+/// Blocks, for at most 10 seconds, until data transfers in progress have ended, and until messages that the library has
+/// buffered (see `mp_send`) are received or their receivers have exited. If a data transfer is still in progress then,
+/// its request ends with an error, and streams of this rank that wait for it continue without the data. The call then
+/// returns 2 seconds later.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_TIMEOUT` if buffered messages were not received, or movements have not
-/// ended because a stream has not reached them; their memory must stay allocated until their requests have ended. The
-/// messenger is destroyed nevertheless.
+/// Destroying the context destroys all of its messengers in this way, all at the same time.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_TIMEOUT` if buffered messages were not received, or if data transfers
+/// have not ended because a stream has not reached them. Their memory must stay allocated until their requests have
+/// ended. The messenger is destroyed even then.
 mp_status_t mp_messenger_destroy(mp_messenger_t messenger);
 
-/// Sends `bytes` bytes at `data` to `rank`, after earlier work in `stream` has written them. `rank` may be the calling
-/// rank. Does not wait.
+/// Sends `bytes` bytes at `data` to rank `rank`, after earlier work in `stream` has written them. `rank` may be the
+/// calling rank. Does not block.
 ///
-/// `metadata` is read during the call and arrives when the message matches; it has at most `MP_MESSAGE_METADATA_BYTES`
-/// bytes. The memory at `data` must stay allocated and unchanged until the request has ended. The caller owns the
-/// request; `request` may be NULL.
+/// The caller owns `*request`. `request` may be NULL. The memory at `data` must stay allocated and unchanged until the
+/// request has ended. `metadata` has `metadata_bytes` bytes, at most `MP_MESSAGE_METADATA_BYTES`. It is read during the
+/// call, and arrives when the message matches.
 ///
-/// Messages from one rank to another do not overtake each other: a receive takes the first message that it matches. GPU
-/// memory and host memory of `mp_alloc_shared` is read directly, and the send ends when the bytes were received. Other
-/// host memory, and host messages of up to 1 KiB, are copied to a buffer of the library in stream order, and the send
-/// ends when they are copied.
+/// Messages from one rank to another do not overtake each other: a receive gets the first message that it matches.
+///
+/// GPU memory and host memory from `mp_alloc_shared` are read directly, and the send ends when the receiver has the
+/// data. Other host memory, and messages of up to 1 KiB in host memory, are first copied to a buffer of the library in
+/// stream order. Such a send ends when this copy has finished.
 ///
 /// Errors:
-/// - `MP_ERROR_QUEUE_FULL` if too many sends of this rank are unreceived, if more than 512 MiB of them are in pageable
-///   memory, or if too many messages wait at `rank`. Nothing was sent. Receive the messages that were sent to this
-///   rank, and call again.
-/// - `MP_ERROR_TIMEOUT` if a rank that was stopped inside a call has held the lock of the other rank's mailbox for 30
-///   seconds. Nothing was sent.
-/// - `MP_ERROR_NOT_SUPPORTED` for GPU memory that cannot be shared, and in a stream that is being captured.
-/// - `MP_ERROR_OUT_OF_MEMORY` if no handle could be created for the request. The message was sent if it matched a
-///   receive immediately, otherwise it was not.
+/// - `MP_ERROR_QUEUE_FULL` if too many sends of this rank are not yet received, if more than 512 MiB of them are in
+///   pageable memory, or if too many messages wait at `rank`. Nothing was sent. Receive the messages that were sent to
+///   this rank, and call again.
+/// - `MP_ERROR_TIMEOUT` if the message queue of `rank` was locked for 30 seconds by a process that was stopped inside a
+///   call. Nothing was sent.
+/// - `MP_ERROR_NOT_SUPPORTED` for GPU memory that cannot be shared, and if `stream` is being captured.
+/// - `MP_ERROR_OUT_OF_MEMORY` if no request could be created. The message was sent if it matched a receive immediately;
+///   otherwise it was not sent.
 /// - `MP_ERROR_PEER_GONE`, `MP_ERROR_INVALID_POINTER`, `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_INVALID_HANDLE`.
 ///
-/// The request ends with `MP_ERROR_PEER_GONE` if the receiver exits before the bytes have moved.
+/// The request ends with `MP_ERROR_PEER_GONE` if the receiver exits before it has the data.
 mp_status_t mp_send(mp_messenger_t messenger,
                     const void *data,
                     uint64_t bytes,
@@ -1588,18 +1741,23 @@ mp_status_t mp_send(mp_messenger_t messenger,
                     mp_stream_t stream,
                     mp_request_t *request);
 
-/// Receives a message into `bytes` bytes at `data`. The message comes from `rank`, or with `MP_ANY_RANK` from any rank.
-/// Its tag equals `tag` in the bits of `mask`: all bits set accept exactly this tag, 0 accepts any tag. Does not wait.
+/// Receives a message into the buffer of `bytes` bytes at `data`. Does not block.
 ///
-/// The bytes are written after earlier work in `stream`. Later work in the stream does not wait for them; see
-/// `mp_stream_wait_request`. The memory must stay allocated until the request has ended. The caller owns the request. A
-/// message shorter than the buffer leaves the rest of the buffer unchanged. For pageable host memory, the thread that
-/// waits for the request, or the thread `mpgpu-callback`, copies the bytes from a buffer of the library.
+/// The receive accepts a message from rank `rank`, or from any rank with `MP_ANY_RANK`. Only the tag bits that are set
+/// in `mask` must equal those of `tag`: with all bits set only this tag is accepted, and with 0 any tag.
 ///
-/// The request ends with `MP_ERROR_MESSAGE_TRUNCATED` if the message is longer than the buffer. The message stays the
-/// first one that a matching receive takes. The request ends with `MP_ERROR_PEER_GONE` if the sender has exited. With
-/// `MP_ANY_RANK` it does so if any rank died during the wait, because the message could have been that rank's; later
-/// receives from any rank match messages of the remaining ranks.
+/// The data are written after earlier work in `stream`. Later work in the stream does not wait for the data; use
+/// `mp_stream_wait_request` for that. The buffer must stay allocated until the request has ended. The caller owns
+/// `*request`. If the message is shorter than the buffer, the rest of the buffer is unchanged. If the buffer is
+/// pageable host memory, the thread that waits for the request or the thread `mpgpu-callback` copies the data from a
+/// buffer of the library.
+///
+/// The request ends with an error in these cases:
+/// - `MP_ERROR_MESSAGE_TRUNCATED` if the message is longer than the buffer. The message is not lost: the next matching
+///   receive gets it.
+/// - `MP_ERROR_PEER_GONE` if the sender has exited. With `MP_ANY_RANK` also if any rank exited during the wait, because
+///   the message might have been from that rank. Later receives with `MP_ANY_RANK` match messages of the remaining
+///   ranks.
 ///
 /// Errors: the errors of `mp_send`. Nothing is received.
 mp_status_t mp_receive(mp_messenger_t messenger,
@@ -1611,11 +1769,13 @@ mp_status_t mp_receive(mp_messenger_t messenger,
                        mp_stream_t stream,
                        mp_request_t *request);
 
-/// Checks for the message that a receive with this rank, tag and mask would take now, without receiving it. `*found`
-/// receives 1 or 0. If there is a message, `*info` is filled; `info` may be NULL. Does not wait. May be called from any
-/// thread.
+/// Checks whether a message has arrived that a receive with the same `rank`, `tag` and `mask` would get. Does not
+/// receive it. Does not block. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_PEER_GONE` if there is no message and `rank` has exited; `MP_ERROR_INVALID_HANDLE`;
+/// `*found` receives 1 if there is such a message, otherwise 0. If it is 1 and `info` is not NULL, `*info` receives the
+/// properties of the message.
+///
+/// Errors: `MP_ERROR_PEER_GONE` if there is no message and `rank` has exited; `MP_ERROR_INVALID_HANDLE`,
 /// `MP_ERROR_INVALID_ARGUMENT`.
 mp_status_t mp_message_probe(mp_messenger_t messenger,
                              int32_t rank,
@@ -1624,19 +1784,22 @@ mp_status_t mp_message_probe(mp_messenger_t messenger,
                              int32_t *found,
                              mp_message_info_t *info);
 
-/// Returns the message of a request. `*matched` receives 1 for a send, and for a receive or fetch that has matched;
-/// otherwise 0. If it is 1, `*info` is filled; `info` may be NULL. After a truncation the message is the one that was
-/// too long. Does not wait. The request stays valid. May be called from any thread.
+/// Returns the properties of the message that belongs to a request. Does not block. The request stays valid. May be
+/// called from any thread.
+///
+/// `*matched` receives 1 for a send, and for a receive or fetch that has matched; otherwise 0. If it is 1 and `info` is
+/// not NULL, `*info` receives the properties. After `MP_ERROR_MESSAGE_TRUNCATED` they are those of the message that was
+/// too long.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 mp_status_t mp_message_get_info(mp_request_t request, int32_t *matched, mp_message_info_t *info);
 
-/// Describes `bytes` bytes at `data`, after earlier work in `stream` has written them, so that another rank of the node
-/// can fetch them. Does not wait.
+/// Creates a descriptor of the `bytes` bytes at `data`, with which one other rank of the node can copy (fetch) them to
+/// its own memory. The data are valid after earlier work in `stream` has written them. Does not block.
 ///
-/// The program passes the descriptor to one rank by any means. That rank copies the bytes to its own memory with
-/// `mp_message_fetch`, once, at any time. The memory must stay allocated and unchanged until the request has ended. If
-/// the fetching rank has exited, cancel the request.
+/// The program sends the descriptor to the other rank in any way. That rank calls `mp_message_fetch` once, at any time.
+/// The memory must stay allocated and unchanged until the request `*released` has ended. The caller owns `*released`.
+/// If the other rank has exited without fetching, cancel the request.
 ///
 /// Errors: the errors of `mp_send`.
 mp_status_t mp_message_describe(mp_messenger_t messenger,
@@ -1646,12 +1809,17 @@ mp_status_t mp_message_describe(mp_messenger_t messenger,
                                 mp_message_descriptor_t *descriptor,
                                 mp_request_t *released);
 
-/// Fetches the buffer of a descriptor into `bytes` bytes at `data`, after earlier work in `stream`; otherwise as
-/// `mp_receive`. `messenger` must be the one that was created together with the describing rank's messenger.
+/// Copies the data that a descriptor from `mp_message_describe` describes into the buffer of `bytes` bytes at `data`,
+/// after earlier work in `stream`. Does not block. Buffer, stream and request behave as in `mp_receive`.
 ///
-/// Errors: the errors of `mp_receive`. `MP_ERROR_MESSAGE_TRUNCATED` if the buffer is too small; a larger buffer can
-/// still fetch the bytes. `MP_ERROR_INVALID_ARGUMENT` for a descriptor of another messenger, or one that was already
-/// fetched or cancelled.
+/// `messenger` must be this rank's messenger of the same `mp_messenger_create` call as the messenger that created the
+/// descriptor.
+///
+/// Errors:
+/// - The errors of `mp_receive`.
+/// - `MP_ERROR_MESSAGE_TRUNCATED` if the buffer is too small. A fetch with a larger buffer can still get the data.
+/// - `MP_ERROR_INVALID_ARGUMENT` for a descriptor of another messenger, and for one that was already fetched or
+///   cancelled.
 mp_status_t mp_message_fetch(mp_messenger_t messenger,
                              const mp_message_descriptor_t *descriptor,
                              void *data,
@@ -1671,29 +1839,32 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
 #define MP_NODE_OPTIONS_INIT {sizeof(mp_node_options_t), NULL, 0, NULL, NULL}
 /// Initial value of `mp_messenger_options_t`: all defaults.
 #define MP_MESSENGER_OPTIONS_INIT {sizeof(mp_messenger_options_t), 0, 0}
-/// Initial value of `mp_message_info_t`.
+/// Initial value of `mp_message_info_t`: all fields except `size` are 0 or NULL.
 #define MP_MESSAGE_INFO_INIT {sizeof(mp_message_info_t), 0, 0, 0, 0, NULL, 0}
 /// Initial value of `mp_partition_options_t`: all defaults.
 #define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO, MP_DEFAULT, MP_DEFAULT}
-/// Initial value of `mp_partition_tuning_t`: copy engines.
+/// Initial value of `mp_partition_tuning_t`: measures copy engines only.
 #define MP_PARTITION_TUNING_INIT {sizeof(mp_partition_tuning_t), 0, 0, MP_DEFAULT, 0, NULL}
-/// Initial value of `mp_trigger_t`.
+/// Initial value of `mp_trigger_t`: all fields except `size` are 0 or NULL.
 #define MP_TRIGGER_INIT {sizeof(mp_trigger_t), NULL, NULL, NULL, NULL, 0, 0, 0, 0}
 /// Initial value of `mp_probe_options_t`: all defaults.
 #define MP_PROBE_OPTIONS_INIT {sizeof(mp_probe_options_t), NULL, MP_DEFAULT, MP_DEFAULT}
-/// Initial value of `mp_plan_info_t`.
+/// Initial value of `mp_plan_info_t`: all fields except `size` are 0 or NULL.
 #define MP_PLAN_INFO_INIT {sizeof(mp_plan_info_t), 0, 0, 0, 0, 0, 0, 0, 0}
-/// Initial value of `mp_statistics_t`.
+/// Initial value of `mp_statistics_t`: all fields except `size` are 0 or NULL.
 #define MP_STATISTICS_INIT {sizeof(mp_statistics_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
-/// Initial value of `mp_device_statistics_t`.
+/// Initial value of `mp_device_statistics_t`: all fields except `size` are 0 or NULL.
 #define MP_DEVICE_STATISTICS_INIT {sizeof(mp_device_statistics_t), 0, 0, 0}
-/// Initial value of `mp_error_info_t`.
+/// Initial value of `mp_error_info_t`: all fields except `size` are 0 or NULL.
 #define MP_ERROR_INFO_INIT {sizeof(mp_error_info_t), MP_SUCCESS, 0, NULL, NULL}
 
 /* Enumerations have 32 bits on both sides. A compiler with smaller enumerations (-fshort-enums) reports an error here. */
 typedef char mp_enumerations_have_32_bits[sizeof(mp_backend_t) == 4 && sizeof(mp_engine_t) == 4 && sizeof(mp_switch_t) == 4 ? 1 : -1];
 
-/// Creates a context by `mp_context_create_versioned`. Fails if the library is incompatible with this header.
+/// Creates a context, which the caller owns and destroys with `mp_context_destroy`. NULL `options` selects all defaults.
+///
+/// The errors are those of `mp_context_create_versioned`, for example `MP_ERROR_VERSION_MISMATCH` if the library is
+/// incompatible with this header.
 static inline mp_status_t mp_context_create(const mp_context_options_t *options, mp_context_t *context) {
     return mp_context_create_versioned(options, MP_VERSION, context);
 }

@@ -3,8 +3,8 @@
 #define MPGPU_HPP
 
 /// @file
-/// C++ API of mpgpu. Headers over mpgpu.h alone: C++17, no CUDA headers, no additional library. This header includes
-/// all of them except those for MPI and halo exchanges.
+/// C++ API of mpgpu. The headers need only mpgpu.h: C++17, no CUDA headers, no additional library. This header includes
+/// all of them except those for MPI and for halo exchanges.
 ///
 /// @code
 /// mpgpu::context ctx;
@@ -18,15 +18,17 @@
 /// Errors. A function that can fail throws `mpgpu::error` or a class derived from it. If a `std::error_code` is passed
 /// as the last argument, the function stores the error there instead (`on_error`), and a constructor that fails leaves
 /// the object empty. In both cases `mpgpu::last_error()` returns the details. Destructors never throw. Without
-/// exceptions (`-fno-exceptions`) the throwing form prints the error to `stderr` and calls `std::abort`.
+/// exceptions (`-fno-exceptions`), a failure that would throw prints the error to `stderr` and calls `std::abort`.
 ///
 /// Ownership. A `context`, `node`, `messenger`, `plan`, `request`, `stream`, `event`, `buffer`, `signal_counters`,
-/// `imported_memory` or `registered_memory` owns one object each and can be moved, not copied. Moved-from and
+/// `imported_memory` or `registered_memory` owns one object each. It can be moved, not copied. Moved-from and
 /// default-constructed objects are empty, except that a default-constructed `context` creates a context. An empty
-/// object may be destroyed, assigned to and tested; calls on it report `status::invalid_handle`. Objects made from a
-/// context may outlive it. They are then invalid; calls report an error and never dereference them.
+/// object may be destroyed, assigned to and tested. Other functions called on it report `status::invalid_handle`.
+/// Objects that were created with a context may outlive it. They are then invalid, and functions called on them report
+/// an error.
 ///
-/// Waiting. `synchronize` blocks the calling thread. `wait` never blocks; it makes later work in a stream wait.
+/// Waiting. Functions named `synchronize` block the calling thread. Functions named `wait` never block: they make later
+/// work in a stream wait.
 ///
 /// Threads. The library may be called from any thread. As in the standard library, `const` functions of one object may
 /// run concurrently, and other functions need external synchronisation.

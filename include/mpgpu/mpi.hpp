@@ -3,8 +3,8 @@
 #define MPGPU_MPI_HPP
 
 /// @file
-/// Nodes made from an MPI communicator: the MPI ranks on one machine, which share memory and plan transfers together.
-/// Needs only mpgpu.hpp and MPI.
+/// Nodes that are created from an MPI communicator: the MPI ranks on one machine share memory and plan their transfers
+/// together. Needs only mpgpu.hpp and MPI.
 ///
 /// @code
 /// mpgpu::context ctx;
@@ -24,15 +24,13 @@
 /// }
 /// @endcode
 ///
-/// All ranks of the communicator from which the node was made call collective functions, in the same order. A function
-/// returns, or throws, on all ranks if its comment states so: a rank that cannot export its memory is reported to the
-/// others and does not make them wait.
+/// Collective functions: all ranks of the communicator from which the node was created call them, in the same order. If
+/// ranks of one node are in different collective calls, they get `rank_failed` with the names of both calls instead of
+/// a deadlock. Ranks on other nodes wait in MPI, as in any collective MPI call. A rank that cannot export its memory
+/// does not block the other ranks; they get the reason.
 ///
-/// If ranks of a node are in different collective calls, they get `rank_failed` with the names of both calls and do not
-/// wait for each other. Ranks on other nodes wait in MPI, as in any collective MPI call.
-///
-/// The communicator's error handler handles MPI errors. If it returns, they are thrown as `mpgpu::driver_error` with
-/// MPI's code, or as `rank_failed` in communication between ranks of a node.
+/// MPI errors: the error handler of the communicator is called. If it returns, the error is thrown as
+/// `mpgpu::driver_error` with MPI's error code, or as `rank_failed` in communication between ranks of a node.
 
 #include <mpgpu/mpgpu.hpp>
 
@@ -67,7 +65,7 @@ inline void check(int code, const char *what) {
     }
 }
 
-/// Communicator that this header owns. Freed with the object unless MPI has been finalised.
+/// Owner of an MPI communicator. Frees it in the destructor, unless MPI has been finalised.
 class communicator {
   public:
     communicator() noexcept = default;
@@ -104,10 +102,10 @@ class communicator {
     MPI_Comm value_ = MPI_COMM_NULL;
 };
 
-/// Message that each rank sends to the others in `exchange`. Plain bytes.
+/// Data that each rank sends to the other ranks in `exchange`. Trivially copyable.
 struct offer {
     memory_handle handle;
-    std::int32_t status; ///< status of the export; `MP_SUCCESS` if there is a handle
+    std::int32_t status; ///< status of the export; `MP_SUCCESS` if the handle is valid
     std::uint32_t empty; ///< 1 if the rank exports nothing
 };
 static_assert(std::is_trivially_copyable_v<offer> && sizeof(offer) == sizeof(memory_handle) + 8);
@@ -133,34 +131,38 @@ namespace detail {
     return detail::uuid_of(ctx.get(), which);
 }
 
-/// Result of `node::exchange`: the memory of all ranks that this rank can map. Owns the mappings and is move-only.
-/// Before a rank frees its memory, copies from and to it must have ended.
+/// Result of `node::exchange`: the memory of the other ranks, mapped into this process. Owns the mappings and is
+/// move-only. Before a rank frees its memory, all copies from and to it must have finished.
 template <class T> class shared_memory {
   public:
-    /// Returns the number of ranks of the communicator.
+    /// Returns the number of ranks of the communicator from which the node was created.
     [[nodiscard]] int size() const noexcept { return static_cast<int>(peers_.size()); }
 
-    /// Returns the memory of a rank, as mapped in this process. `rank` is a rank of the communicator from which the
-    /// node was made. `range` is the index among the ranges that the rank passed to `exchange`. For this rank, the
-    /// result is the memory that it passed. Returns `nullptr` for a range that the rank did not pass, for a rank on
-    /// another node, and for memory that cannot be mapped; `why` returns the reason.
+    /// Returns the memory of a rank, as mapped into this process. `rank` is a rank of the communicator from which the
+    /// node was created. `range` is the index, from 0, in the list of ranges that the rank passed to `exchange`. For
+    /// this rank, the result is the memory that it passed.
+    ///
+    /// Returns `nullptr` for a range that the rank did not pass, for a rank on another node, and for memory that cannot
+    /// be mapped. `why` then returns the reason.
     [[nodiscard]] imported_memory<T> *of(int rank, std::size_t range = 0) noexcept {
         mapped *const found = contains(rank, range) ? &peers_[static_cast<std::size_t>(rank)].ranges[range] : nullptr;
         return found != nullptr && found->memory ? &found->memory : nullptr;
     }
-    /// Returns the memory of a rank as read-only memory, which can be the source of transfers.
+    /// Returns the memory of a rank as read-only memory, for use as the source of transfers. Parameters and result are
+    /// those of the other overload.
     [[nodiscard]] const imported_memory<T> *of(int rank, std::size_t range = 0) const noexcept {
         const mapped &found = find(rank, range);
         return found.memory ? &found.memory : nullptr;
     }
 
-    /// Returns the reason why `of(rank, range)` is `nullptr`. The result is `status::success` if it is not `nullptr`,
-    /// or if the rank did not pass the range to `exchange`.
+    /// Returns the reason why `of(rank, range)` returns `nullptr`, as a status. Returns `status::success` if `of` does
+    /// not return `nullptr`, or if the rank did not pass the range to `exchange`.
     [[nodiscard]] mpgpu::status status(int rank, std::size_t range = 0) const noexcept {
         return find(rank, range).status;
     }
 
-    /// Returns the reason why `of(rank, range)` is `nullptr`, as text. The text is empty if there is no reason.
+    /// Returns the reason why `of(rank, range)` returns `nullptr`, as text. The text is empty if `of` does not return
+    /// `nullptr`, or if the rank did not pass the range to `exchange`.
     [[nodiscard]] const std::string &why(int rank, std::size_t range = 0) const noexcept {
         return find(rank, range).why;
     }
@@ -191,39 +193,40 @@ template <class T> class shared_memory {
     std::vector<peer> peers_;
 };
 
-/// Ranks of a communicator that share this rank's node. They map each other's memory (`exchange`) and plan together as
-/// the ranks of an `mpgpu::node`. Created once, collectively. Refers to resources of the context, which may be moved
-/// and must outlive it. Destroy the node before `MPI_Finalize` (docs/guide/concepts.md, "Ending").
+/// Node that is created from an MPI communicator: the ranks of the communicator that run on this machine. They map each
+/// other's memory (`exchange`) and plan their transfers together, as in any `mpgpu::node`. The context must outlive the
+/// node; it may be moved. Destroy the node before `MPI_Finalize` (docs/guide/concepts.md, "Ending").
 ///
-/// `rank()`, `size()`, and the ranks in plans and messages number the ranks of the node, as with any `mpgpu::node`.
-/// `communicator_rank()` and `communicator_size()` refer to the communicator `all` from which the node was made, and
-/// `exchange`, `halo::plan` and `contains` take its ranks. `rank_on_node` converts its ranks to those of the node. Both
-/// numberings are equal if all ranks are on one node.
+/// There are two numberings of the ranks, which are equal if all ranks are on one machine:
+/// - Ranks of the node: `rank()`, `size()`, and the ranks in plans and messages.
+/// - Ranks of the communicator `all` from which the node was created: `communicator_rank()`, `communicator_size()`,
+///   `exchange`, `halo::plan` and `contains`. `rank_on_node` converts them to ranks of the node.
 class node : public mpgpu::node {
   public:
     /// Constructs an empty node. Collective calls on it throw `argument_error`.
     node() noexcept = default;
 
-    /// Splits `all` by node. Collective over `all`. The caller keeps `all`; the node duplicates it, so that its
-    /// messages do not match the caller's messages. `gpus` lists the GPUs that this rank uses; see the constructor of
-    /// `mpgpu::node`. Throws the exceptions of that constructor, and `driver_error` for an MPI error.
+    /// Creates one node on each machine, from the ranks of `all` on that machine. Collective over `all`. The caller
+    /// keeps ownership of `all`. The node duplicates it, so that its messages do not match messages of the caller.
+    /// `gpus` are the GPUs that this rank uses; see the constructor of `mpgpu::node`. Throws the exceptions of that
+    /// constructor, and `driver_error` for an MPI error.
     node(const context &ctx, MPI_Comm all, array_view<const mpgpu::device> gpus = {})
         : node(ctx, communicators(all, MPI_COMM_NULL), gpus) {}
-    /// Splits `all` by node, for a rank that uses one GPU. `std::optional::emplace` and `std::make_unique` need this
-    /// overload, because they cannot forward a braced list.
+    /// Creates one node on each machine, for a rank that uses one GPU. Otherwise like the constructor above.
+    /// `std::optional::emplace` and `std::make_unique` need this overload, because they cannot forward a braced list.
     node(const context &ctx, MPI_Comm all, mpgpu::device gpu)
         : node(ctx, all, array_view<const mpgpu::device>(&gpu, 1)) {}
 
-    /// Creates the node from `local`, an existing communicator that contains the ranks on this node, or some of them.
-    /// Only these ranks share memory and plan together. The caller keeps both communicators. With `MPI_COMM_NULL` the
-    /// node splits `all` itself.
+    /// Creates the node from an existing communicator `local`, which contains all or some of the ranks on this machine.
+    /// Only these ranks share memory and plan together. The caller keeps ownership of both communicators. If `local` is
+    /// `MPI_COMM_NULL`, the node determines the ranks itself. Otherwise like the first constructor.
     node(const context &ctx, MPI_Comm all, MPI_Comm local, array_view<const mpgpu::device> gpus = {})
         : node(ctx, communicators(all, local), gpus) {}
-    /// Creates the node from the communicator `local`, for a rank that uses one GPU.
+    /// Creates the node from an existing communicator `local`, for a rank that uses one GPU.
     node(const context &ctx, MPI_Comm all, MPI_Comm local, mpgpu::device gpu)
         : node(ctx, all, local, array_view<const mpgpu::device>(&gpu, 1)) {}
 
-    /// Returns this rank in the communicator `all`. -1 if the node is empty.
+    /// Returns the rank of this process in the communicator `all`. -1 if the node is empty.
     [[nodiscard]] int communicator_rank() const noexcept {
         return on_node_.empty() ? -1 : on_node_[static_cast<std::size_t>(rank())];
     }
@@ -231,15 +234,17 @@ class node : public mpgpu::node {
     [[nodiscard]] int communicator_size() const noexcept { return static_cast<int>(index_.size()); }
     /// Returns the communicator of the ranks of this node. The node owns it.
     [[nodiscard]] MPI_Comm communicator() const noexcept { return of_.local ? of_.local->get() : MPI_COMM_NULL; }
-    /// Returns a duplicate of the communicator `all`, with the ranks of all nodes. The node owns it.
+    /// Returns the node's duplicate of the communicator `all`, which contains the ranks on all machines. The node owns
+    /// it.
     [[nodiscard]] MPI_Comm everyone() const noexcept { return of_.all.get(); }
-    /// Returns the ranks on this node, including this rank, in ascending order. They are ranks of the communicator
-    /// `all`.
+    /// Returns the ranks of the communicator `all` that are on this node, including this rank, in ascending order.
     [[nodiscard]] const std::vector<int> &ranks() const noexcept { return on_node_; }
-    /// Converts a rank of the communicator `all` to the rank in this node, which plans and messages use. For a rank on
-    /// another node the result is below 0. Every call rejects such a result with an error that names the rank; check
-    /// with `contains` first. A rank below 0, such as `MPI_PROC_NULL`, is returned unchanged, and descriptors with it
-    /// move nothing. Throws `argument_error` for a number that is not a rank of the communicator.
+    /// Converts a rank of the communicator `all` to the rank in this node, for use in plans and messages.
+    ///
+    /// For a rank on another node the result is negative. Every function that takes a rank of the node rejects it, with
+    /// an error that names the rank; check with `contains` first. A negative argument, such as `MPI_PROC_NULL`, is
+    /// returned unchanged; descriptors with such a rank copy nothing. Throws `argument_error` for a number that is not
+    /// a rank of the communicator.
     [[nodiscard]] int rank_on_node(int rank) const {
         if (rank >= communicator_size()) {
             mpgpu::detail::fail({status::invalid_argument, 0, "rank",
@@ -251,16 +256,21 @@ class node : public mpgpu::node {
         }
         return contains(rank) ? index_[static_cast<std::size_t>(rank)] : MP_RANK_ELSEWHERE(rank);
     }
-    /// Returns true if a rank of the communicator `all` is on this node. Use MPI for the other ranks.
+    /// Returns true if the rank `rank` of the communicator `all` is on this node. Use MPI to communicate with other
+    /// ranks.
     [[nodiscard]] bool contains(int rank) const noexcept {
         return rank >= 0 && rank < communicator_size() && index_[static_cast<std::size_t>(rank)] >= 0;
     }
 
-    /// Returns the devices that the ranks on this node pass, in the order of `ranks()`. The devices have the numbers
-    /// that they have in this process. Devices are identified by UUID, so the ranks may have different
-    /// `CUDA_VISIBLE_DEVICES`. A rank whose GPU is not visible to this process gets no device in the result. Collective
-    /// over the ranks on this node. Throws `argument_error` on a rank that passes a device that does not exist there;
-    /// the other ranks continue and get no device for this rank. Throws `rank_failed` if ranks are in different calls.
+    /// Gathers the device that each rank on this node passes, and returns the devices in the order of `ranks()`.
+    /// Collective over the ranks on this node.
+    ///
+    /// The devices in the result have the numbers that they have in this process. They are identified by UUID, so the
+    /// ranks may have different values of `CUDA_VISIBLE_DEVICES`. The element of a rank is empty if its GPU is not
+    /// visible to this process.
+    ///
+    /// Throws `argument_error` on a rank that passes a device that does not exist there. The other ranks continue, and
+    /// the element of that rank is empty. Throws `rank_failed` if ranks are in different calls.
     [[nodiscard]] std::vector<std::optional<mpgpu::device>> device_of_each(mpgpu::device mine) const {
         check_made();
         device_uuid uuid{};
@@ -282,16 +292,19 @@ class node : public mpgpu::node {
         return found;
     }
 
-    /// Exports `mine` and imports the memory that the other ranks of this node export. If `mine` is empty, this rank
-    /// exports nothing. Collective over the ranks of this node. If an export or a mapping fails, nothing is thrown and
-    /// no rank waits; `shared_memory::why` returns the reason. Throws `rank_failed` if ranks are in different calls.
+    /// Exports the memory `mine` to the other ranks of this node, and maps the memory that they export. Collective over
+    /// the ranks of this node. If `mine` is empty, this rank exports nothing.
+    ///
+    /// If an export or a mapping fails, nothing is thrown and no rank is blocked: `shared_memory::why` returns the
+    /// reason. Throws `rank_failed` if ranks are in different calls.
     template <class T> [[nodiscard]] shared_memory<T> exchange(device_span<T> mine) const {
         return exchange(std::vector<device_span<T>>{mine});
     }
-    /// Exchanges several memory ranges of each rank together; `shared_memory::of(rank, i)` returns range `i` of a rank.
-    /// Ranges may be empty, and ranks may pass different numbers of ranges. If `kernels` is a device, the memory is
-    /// mapped for its kernels (`imported_memory::in_kernels`), including memory of GPUs that are not visible to this
-    /// process.
+    /// Exports several memory ranges of each rank together, and maps those of the other ranks.
+    /// `shared_memory::of(rank, i)` returns range `i` of a rank. Ranges may be empty, and ranks may pass different
+    /// numbers of ranges. If `kernels` is a device, the memory is mapped for kernels of that device
+    /// (`imported_memory::in_kernels`). This includes memory of GPUs that are not visible to this process. Otherwise
+    /// like the overload above.
     template <class T>
     [[nodiscard]] shared_memory<T> exchange(const std::vector<device_span<T>> &mine,
                                             mpgpu::device kernels = mpgpu::device::automatic()) const {
@@ -350,13 +363,14 @@ class node : public mpgpu::node {
         mpgpu::detail::meet_all_ranks(get(), call);
         return shared;
     }
-    /// Exchanges all elements of a buffer, or nothing if it is empty.
+    /// Exports all elements of a buffer, and maps the memory of the other ranks. An empty buffer exports nothing.
+    /// Otherwise like the first overload.
     template <class T> [[nodiscard]] shared_memory<T> exchange(buffer<T> &whole) const {
         return exchange(device_span<T>(whole));
     }
 
   private:
-    /// Communicators that this object owns.
+    /// Communicators that the node owns.
     struct communicators {
         detail::communicator all;
         std::shared_ptr<detail::communicator> local; ///< ranks on this node; shared with the allgather function

@@ -3,8 +3,8 @@
 #define MPGPU_NODE_HPP
 
 /// @file
-/// Nodes: groups of ranks, each in its own process, that plan transfers together. `mpi::node`, in mpgpu/mpi.hpp, is a
-/// node made from an MPI communicator.
+/// Nodes: groups of processes (ranks) on one machine that plan their transfers together. To create a node from an MPI
+/// communicator, use `mpi::node` of mpgpu/mpi.hpp.
 ///
 /// @code
 /// mpgpu::node node(ctx, rank, ranks, "/tmp/meeting");                // collective
@@ -29,31 +29,31 @@
 
 namespace mpgpu {
 
-/// Memory range that a rank passes to a plan of the node, so that the plan's transfers may refer to it. The C struct.
+/// Window: memory range of a rank from or to which transfers of a node's plan copy. An alias of the C struct.
 using window = mp_window_t;
 
-/// Copy between windows (memory ranges) of two ranks, or within one rank. It consists of the destination and the
-/// source, each a `node_end`, and the number of bytes. The C struct.
+/// Copy from a window (memory range) of one rank to a window of another or the same rank. It contains the destination
+/// and the source, each created by `node_end`, and the number of bytes. An alias of the C struct.
 using node_transfer = mp_node_transfer_t;
 
-/// Returns the source or destination of a `node_transfer`: the address `offset` bytes after the beginning of a window.
-/// `window` is the index among the windows that `rank` passes.
+/// Returns a source or destination for a `node_transfer`: the position `offset` bytes after the start of a window.
+/// `index` is the index, from 0, in the list of windows that rank `rank` passes to `node::plan`.
 [[nodiscard]] constexpr mp_node_end_t node_end(int rank, std::uint32_t index, std::uint64_t offset = 0) noexcept {
     return {static_cast<std::uint32_t>(rank), index, offset};
 }
 
-/// Send or receive descriptor: one rank's side of a transfer. It contains this rank's memory, the other rank and a tag,
-/// but no address in the other rank's memory. `send_to` and `receive_from` create it.
+/// Send or receive descriptor: one rank's side of a transfer. It contains this rank's memory, the other rank and a tag.
+/// It does not contain the position in the other rank's memory. Created by `send_to` and `receive_from`.
 struct half_transfer {
-    window memory;     ///< memory of this rank
-    int rank;          ///< other rank; if it is below 0, like `MPI_PROC_NULL`, nothing is moved
-    std::uint64_t tag; ///< equal in the send and the receive descriptor
-    bool is_send;      ///< true if this rank sends the bytes
+    window memory;     ///< memory range of this rank
+    int rank;          ///< other rank; if negative, like `MPI_PROC_NULL`, nothing is copied
+    std::uint64_t tag; ///< tag, equal in the matching send and receive descriptors
+    bool is_send;      ///< true if this rank sends, false if it receives
 };
 
 namespace detail {
 
-/// Fails to compile for memory that a descriptor cannot contain. The message names the accepted types.
+/// Produces a compile-time error for memory that a descriptor cannot contain. The text lists the accepted types.
 template <class Memory> constexpr void refuse_memory_of_half() noexcept {
     static_assert(is_end<Memory>, "mpgpu: a descriptor takes a buffer or a device_span: other ranks cannot reach a "
                                   "std::vector or an array. Copy it into a buffer of the GPU, or into one of "
@@ -61,8 +61,8 @@ template <class Memory> constexpr void refuse_memory_of_half() noexcept {
     static_assert(!is_end<Memory>, "mpgpu: receive_from writes: pass a buffer or a device_span that is not const");
 }
 
-/// Gathers `count` values from every rank of a node, in rank order. All ranks call it together with the same `call`,
-/// which is the name that errors show. Throws `rank_failed` if ranks are in different calls.
+/// Gathers `count` values from every rank of a node on every rank, and returns them in rank order. All ranks call it
+/// together with the same `call`, a name for error texts. Throws `rank_failed` if ranks are in different calls.
 template <class T>
 [[nodiscard]] std::vector<T> of_all_ranks(mp_node_t node, std::size_t ranks, const char *call, const T *mine,
                                           std::size_t count) {
@@ -72,122 +72,131 @@ template <class T>
     return all;
 }
 
-/// Blocks until all ranks of a node have called it with the same `call`. Throws the exceptions of `of_all_ranks`.
+/// Blocks until all ranks of a node have called it with the same `call` (barrier). Throws the exceptions of
+/// `of_all_ranks`.
 inline void meet_all_ranks(mp_node_t node, const char *call) {
     on_error().report(mp_node_allgather(node, call, nullptr, nullptr, 0));
 }
 
 } // namespace detail
 
-/// Returns a descriptor that sends all bytes of a span to a rank of the node. That rank passes `receive_from` with this
-/// rank and the same tag.
+/// Returns a descriptor that sends all elements of a span to rank `rank` of the node. That rank passes a `receive_from`
+/// descriptor with the calling rank and the same tag.
 template <class T> [[nodiscard]] half_transfer send_to(int rank, std::uint64_t tag, device_span<T> elements) noexcept {
     // The elements are only read. NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
     return {{const_cast<std::remove_const_t<T> *>(elements.data()), elements.size_bytes()}, rank, tag, true};
 }
-/// Returns a descriptor that sends all bytes of a buffer.
+/// Returns a descriptor that sends all elements of a buffer to rank `rank` of the node.
 template <class T> [[nodiscard]] half_transfer send_to(int rank, std::uint64_t tag, const buffer<T> &whole) noexcept {
     return send_to(rank, tag, device_span<const T>(whole));
 }
-/// Rejects other memory at compile time, because other ranks cannot access it.
+/// Produces a compile-time error for memory that other ranks cannot access.
 template <class Memory, std::enable_if_t<!detail::is_end<const Memory>, int> = 0>
 [[nodiscard]] half_transfer send_to(int rank, std::uint64_t tag, const Memory & /*memory*/) noexcept {
     detail::refuse_memory_of_half<Memory>();
     return {{nullptr, 0}, rank, tag, true};
 }
-/// Returns a descriptor that receives all bytes of a span from a rank of the node. That rank passes `send_to` with this
-/// rank, the same tag and the same number of bytes.
+/// Returns a descriptor that receives all elements of a span from rank `rank` of the node. That rank passes a `send_to`
+/// descriptor with the calling rank, the same tag and the same number of bytes.
 template <class T>
 [[nodiscard]] half_transfer receive_from(int rank, std::uint64_t tag, device_span<T> elements) noexcept {
     static_assert(!std::is_const_v<T>, "mpgpu: the destination of a receive must not be const");
     return {{elements.data(), elements.size_bytes()}, rank, tag, false};
 }
-/// Returns a descriptor that receives all bytes of a buffer.
+/// Returns a descriptor that receives all elements of a buffer from rank `rank` of the node.
 template <class T> [[nodiscard]] half_transfer receive_from(int rank, std::uint64_t tag, buffer<T> &whole) noexcept {
     return receive_from(rank, tag, device_span<T>(whole));
 }
 /// Rejects other memory at compile time, because other ranks cannot access it. Also rejects constant memory.
 template <class Memory,
           std::enable_if_t<!detail::is_end<Memory> || std::is_const_v<std::remove_reference_t<Memory>>, int> = 0>
+/// Produces a compile-time error for constant memory, and for memory that other ranks cannot access.
 [[nodiscard]] half_transfer receive_from(int rank, std::uint64_t tag, Memory && /*memory*/) noexcept {
     detail::refuse_memory_of_half<Memory>();
     return {{nullptr, 0}, rank, tag, false};
 }
 
-/// Mechanism that moves the partitions of a transfer as soon as they are ready: copy engines or the producing kernel.
+/// Agent: the hardware that copies the partitions of a transfer as soon as they are ready, for example copy engines or
+/// the kernel that produces the data. See `mp_agent_t`.
 enum class agent : std::int32_t {
-    automatic = MP_AGENT_AUTO,          ///< chosen by the library
-    copy_engine = MP_AGENT_COPY_ENGINE, ///< copy engines, over all paths; they use no multiprocessor
-    producer = MP_AGENT_PRODUCER,       ///< producing kernels, which store their bytes at the destination
+    automatic = MP_AGENT_AUTO,          ///< the library chooses
+    copy_engine = MP_AGENT_COPY_ENGINE, ///< copy engines, over all paths; they occupy no multiprocessor
+    producer = MP_AGENT_PRODUCER,       ///< producing kernels store their results directly at the destination
 };
 
-/// Options of transfers that are divided into partitions.
+/// Options for dividing the transfers of a plan into partitions, which are copied one by one as kernels produce them.
 struct partitioning {
-    std::uint32_t count = 0;        ///< partitions of each transfer; 0 lets the model choose
-    agent mover = agent::automatic; ///< mechanism that moves ready partitions
-    bool arrivals = true;           ///< true if receivers are notified when each partition arrives
-    bool stores = false;            ///< true if `agent::automatic` may let producers store at the destination
+    std::uint32_t count = 0;        ///< number of partitions of each transfer; 0: the library decides
+    agent mover = agent::automatic; ///< what performs the copies
+    bool arrivals = true;           ///< true if receivers are notified of each partition
+    bool stores = false;            ///< true if `agent::automatic` may let producers store directly
 };
 
-/// Candidates and limits of `node::tune_partitions`.
+/// Options of `node::tune_partitions`, which measures how best to divide transfers into partitions.
 struct partition_tuning {
-    /// Mechanisms to try for moving the partitions. With `agent::producer`, the kernel must write to the address that
+    /// Agents (what performs the copies) to measure. With `agent::producer`, the kernel must write to the address that
     /// `mpgpu::trigger::destination` returns. `agent::automatic` requires `arrivals` to be false.
     std::vector<agent> agents{agent::copy_engine};
-    std::uint32_t rounds = 0; ///< number of timed steps for each candidate; 0 selects 7
-    bool arrivals = true;     ///< true if receivers are notified when each partition arrives
-    std::string file{};       ///< file that stores the measurements; if empty, the file that MPGPU_TUNING_FILE names
-    std::uint32_t blocks = 0; ///< thread blocks of the kernel, for programs that tune with several block counts
+    std::uint32_t rounds = 0; ///< number of timed executions of each candidate; 0 selects 7
+    bool arrivals = true;     ///< true if receivers are notified of each partition
+    std::string file{};       ///< path of the tuning file; if empty, the value of MPGPU_TUNING_FILE
+    std::uint32_t blocks = 0; ///< number of thread blocks of the producing kernel; 0 if it never differs
 };
 
-/// Returns a window of all bytes of a span.
+/// Returns a window (memory range) that contains all elements of a span.
 template <class T> [[nodiscard]] window make_window(device_span<T> elements) noexcept {
     return {elements.data(), elements.size_bytes()};
 }
-/// Returns a window of all bytes of a buffer, with 0 bytes if the buffer is empty.
+/// Returns a window (memory range) that contains all elements of a buffer. If the buffer is empty, the window has 0
+/// bytes.
 template <class T> [[nodiscard]] window make_window(buffer<T> &whole) noexcept {
     return make_window(device_span<T>(whole));
 }
 
-/// Node: group of ranks on one machine that plan transfers together. Owns its C handle and is move-only.
+/// Node: group of processes (ranks) on one machine that plan their transfers together. Owns its C handle and is
+/// move-only.
 class node {
   public:
-    /// Function that gathers `bytes` bytes from every rank on every rank, in rank order, as `MPI_Allgather` does.
-    /// Returns 0 on success and any other number on failure. Must not throw.
+    /// Function that gathers `bytes` bytes from every rank on every rank, in rank order, like `MPI_Allgather`. It
+    /// returns 0 on success and any other number on failure. It must not throw.
     using allgather = std::function<int(const void *send, void *receive, std::size_t bytes)>;
 
-    /// Constructs an empty node. Every call on it reports `status::invalid_handle`.
+    /// Constructs an empty node. Every function called on it reports `status::invalid_handle`.
     node() noexcept = default;
 
-    /// Creates a node of `ranks` ranks, in which this process is rank `rank`. All ranks call it together.
+    /// Creates a node of `ranks` ranks, in which this process is rank `rank`. All ranks call it together. Blocks until
+    /// all ranks have called it.
     ///
-    /// `gpus` are the GPUs that this rank uses. By default these are the visible GPUs; GPUs visible to several ranks
-    /// are divided evenly. A failure of one rank makes the call fail on all ranks: that rank gets its own error, the
-    /// others get `rank_failed` with the reason. Throws `argument_error`, `not_supported`, `rank_failed`.
+    /// `gpus` are the GPUs that this rank uses. If it is empty, the rank uses the GPUs that are visible to it. GPUs
+    /// that are visible to several ranks are then divided evenly. If one rank fails, the call fails on all ranks: that
+    /// rank gets its own error, and the others get `rank_failed` with the reason. Throws `argument_error`,
+    /// `not_supported`, `rank_failed`.
     node(const context &ctx, std::uint32_t rank, std::uint32_t ranks, allgather gather,
          array_view<const mpgpu::device> gpus = {}, on_error failed = {})
         : rank_(rank), ranks_(ranks), gather_(std::make_unique<allgather>(std::move(gather))) {
         make(ctx, rank, ranks, call, nullptr, gpus, failed);
     }
-    /// Creates a node whose ranks have no allgather function. The ranks connect to each other through a Unix socket at
-    /// `path`. All ranks pass the same path, in a directory that all of them may write to. They wait for each other for
-    /// at most one minute. Throws the exceptions of the constructor above.
+    /// Creates a node whose ranks have no allgather function. The ranks connect to each other over a Unix socket at the
+    /// path `socket`. All ranks pass the same path, in a directory to which all of them can write. They wait at most
+    /// one minute for each other. Throws the exceptions of the constructor above.
     node(const context &ctx, std::uint32_t rank, std::uint32_t ranks, const std::string &socket,
          array_view<const mpgpu::device> gpus = {}, on_error failed = {})
         : rank_(rank), ranks_(ranks) {
         make(ctx, rank, ranks, nullptr, socket.c_str(), gpus, failed);
     }
-    /// Creates a node that consists of this process only.
+    /// Creates a node that consists only of this process, as rank 0 of 1. Throws the exceptions of the constructors
+    /// above.
     explicit node(const context &ctx, on_error failed = {}) : ranks_(1) {
         failed.report(mp_node_create(ctx.get(), 0, 1, nullptr, nullptr, nullptr, handle_.address()));
     }
 
-    /// Plans all transfers between the ranks in one step. Collective: each rank passes its windows and the transfers
-    /// that it sends or receives.
+    /// Plans all transfers between the ranks together, so that they do not compete for links. Collective. Each rank
+    /// passes its windows (memory ranges) and transfers that it sends or receives. Only one of the two ranks passes
+    /// each transfer. See `mp_node_plan`.
     ///
-    /// `mpgpu::plan::enqueue` then enqueues this rank's part of a step. Every rank executes every step. See
-    /// `mp_node_plan`; `mp_plan_destroy` describes the errors of ranks that have enqueued more steps than a rank that
-    /// destroys its plan. Throws `argument_error`, `not_supported`, `out_of_memory`, `rank_failed`.
+    /// `mpgpu::plan::enqueue` enqueues this rank's part of a step (one execution). Every rank executes every step. If a
+    /// rank destroys its plan early, ranks that have enqueued more steps get `peer_gone` (`mp_plan_destroy`). Throws
+    /// `argument_error`, `not_supported`, `out_of_memory`, `rank_failed`.
     [[nodiscard]] mpgpu::plan plan(array_view<const window> windows, array_view<const node_transfer> transfers,
                                    const plan_options &options = {}, on_error failed = {}) const {
         mpgpu::plan made;
@@ -197,9 +206,9 @@ class node {
         return made;
     }
 
-    /// Plans transfers that move in partitions, each as soon as it is ready, while the rest is still being produced. A
-    /// step consists of `plan::arm`, the producers, and `plan::enqueue`; see `mp_plan_arm`. Throws the exceptions of
-    /// the other overload of `plan`.
+    /// Plans transfers that are divided into partitions. Each partition is copied as soon as a kernel has produced it.
+    /// For each step (one execution), call `plan::arm`, enqueue the producing kernels, and call `plan::enqueue`; see
+    /// `mp_plan_arm`. Throws the exceptions of the other overload of `plan`.
     [[nodiscard]] mpgpu::plan plan(array_view<const window> windows, array_view<const node_transfer> transfers,
                                    const partitioning &how, const plan_options &options = {},
                                    on_error failed = {}) const {
@@ -215,30 +224,34 @@ class node {
         return made;
     }
 
-    /// Plans the transfers that send and receive descriptors define. Descriptors are for ranks that do not know the
-    /// position of the bytes in the other rank's memory. Collective.
+    /// Plans the transfers that are described by send and receive descriptors. Use descriptors if the ranks do not know
+    /// the positions of the data in each other's memory. Collective.
     ///
-    /// Sends match receives by source, destination and tag, in the order in which each rank passes them. Window `i` is
-    /// the memory of descriptor `i`. Throws the exceptions of `plan`, and `argument_error` if a descriptor has no match
-    /// or differs in size from its match.
+    /// Sends match receives by source, destination and tag, in the order in which each rank passes them. Window `i` of
+    /// the plan is the memory of descriptor `i`. Throws the exceptions of `plan`. Throws `argument_error` if a
+    /// descriptor has no match, or if the sizes of matching descriptors differ.
     [[nodiscard]] mpgpu::plan plan_exchange(array_view<const half_transfer> halves, const plan_options &options = {},
                                             on_error failed = {}) const {
         const auto [windows, transfers] = named(halves);
         return plan(windows, transfers, options, failed);
     }
-    /// Plans the transfers that send and receive descriptors define, and divides them into partitions.
-    /// `plan::trigger(rank(), i)` returns the trigger for descriptor `i`. With one partition each, a receiver can check
-    /// which of its messages has arrived (`trigger::arrived(0)`).
+    /// Plans the transfers that are described by send and receive descriptors, and divides them into partitions.
+    /// `plan::trigger(rank(), i)` returns the trigger for descriptor `i`. If each transfer is one partition, a receiver
+    /// can check which of its messages have arrived (`trigger::arrived(0)`). Throws the exceptions of the overload
+    /// above.
     [[nodiscard]] mpgpu::plan plan_exchange(array_view<const half_transfer> halves, const partitioning &how,
                                             const plan_options &options = {}, on_error failed = {}) const {
         const auto [windows, transfers] = named(halves);
         return plan(windows, transfers, how, options, failed);
     }
 
-    /// Finds the fastest partitioning of transfers by trial, on all ranks together. `produce` launches the producers of
-    /// a step in a stream. It receives the triggers (kernel arguments, see mpgpu/trigger.cuh) of the transfers that
-    /// this rank passed; this rank must send all of them. An exception thrown by `produce` ends the call. Destinations
-    /// are overwritten. See `mp_node_tune_partitions`. Throws the exceptions of `plan`.
+    /// Measures how best to divide transfers into partitions, and returns the fastest options. Collective. Blocks until
+    /// all measurements have finished. Destinations are overwritten. See `mp_node_tune_partitions`.
+    ///
+    /// `produce` enqueues the kernels that produce the data of one step (one execution) in the given stream. It
+    /// receives the triggers (kernel arguments, see mpgpu/trigger.cuh) of the transfers that this rank passed. This
+    /// rank must be the sender of all of them. If `produce` throws, the call ends with this exception. Throws the
+    /// exceptions of `plan`.
     [[nodiscard]] partitioning
     tune_partitions(array_view<const window> windows, array_view<const node_transfer> transfers,
                     const std::function<void(array_view<const mp_trigger_t>, stream_view)> &produce,
@@ -267,27 +280,28 @@ class node {
         return {best.count, static_cast<agent>(best.agent), trials.arrivals, best.stores == MP_ON};
     }
 
-    /// Joins the current or next collective call of the other ranks as a failed rank. That call then fails on them with
-    /// `rank_failed` and `reason`. Use it on a rank that cannot make the call itself. Throws `rank_failed`.
+    /// Makes the current or next collective call of the other ranks fail, with `rank_failed` and the text `reason`. Use
+    /// it if this rank cannot make the collective call itself. Blocks until the other ranks have made their call.
+    /// Throws `rank_failed`.
     void fail(const std::string &reason, on_error failed = {}) const {
         failed.report(mp_node_fail(get(), reason.c_str()));
     }
 
     /// Returns the rank of this process in the node.
     [[nodiscard]] int rank() const noexcept { return static_cast<int>(rank_); }
-    /// Returns the number of ranks in the node, even if the communicator of an `mpi::node` contains more. 0 if the node
+    /// Returns the number of ranks in the node. For an `mpi::node`, the communicator may have more ranks. 0 if the node
     /// is empty.
     [[nodiscard]] int size() const noexcept { return static_cast<int>(ranks_); }
-    /// Returns the first GPU that this rank uses. Throws `argument_error` if there is none, because there are more
-    /// ranks than GPUs or another rank has listed the same GPU.
+    /// Returns the first GPU that this rank uses. Throws `argument_error` if it uses none, because there are more ranks
+    /// than GPUs or another rank uses the GPU that both have listed.
     [[nodiscard]] mpgpu::device device(on_error failed = {}) const {
         std::int32_t id = MP_DEVICE_HOST;
         failed.report(mp_node_device(get(), &id));
         return mpgpu::device::from_id(id);
     }
-    /// Returns the GPUs that this rank uses: those that it passed to the constructor, otherwise those visible GPUs that
-    /// were assigned to it. If several ranks list the same GPU, the rank with the fewest GPUs so far uses it. Empty if
-    /// there are fewer GPUs than ranks. Throws `argument_error` if the node is empty.
+    /// Returns the GPUs that this rank uses: those that it passed to the constructor or, without such a list, its share
+    /// of the visible GPUs. If several ranks list the same GPU, the rank that has the fewest GPUs so far uses it. The
+    /// result is empty if the rank uses no GPU. Throws `argument_error` if the node is empty.
     [[nodiscard]] std::vector<mpgpu::device> devices(on_error failed = {}) const {
         std::size_t count = 0;
         failed.report(mp_node_devices(get(), nullptr, 0, &count));
@@ -300,13 +314,13 @@ class node {
         }
         return found;
     }
-    /// Returns the C handle, which this object still owns.
+    /// Returns the C handle, which this object continues to own.
     [[nodiscard]] mp_node_t get() const noexcept { return handle_.get(); }
-    /// True if this object owns a node.
+    /// Returns true if this object owns a node.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
   private:
-    /// Callback for tuning, and the exception that it has thrown.
+    /// Callback of `tune_partitions`, and the exception that it has thrown.
     struct producer_call {
         const std::function<void(array_view<const mp_trigger_t>, stream_view)> &produce;
         std::exception_ptr thrown;

@@ -3,8 +3,8 @@
 #define MPGPU_NOTIFY_HPP
 
 /// @file
-/// CPU side of notifications between a running kernel and CPU threads. Needs only mpgpu.hpp. mpgpu/notify.cuh is the
-/// kernel side.
+/// Notifications between a running kernel and CPU threads: functions for the CPU threads. Needs only mpgpu.hpp.
+/// mpgpu/notify.cuh contains the functions for kernels.
 ///
 /// @code
 /// mpgpu::notifications told(ctx, mpgpu::device::gpu(0), 2);
@@ -27,18 +27,18 @@
 
 namespace mpgpu {
 
-/// Counters that a kernel sets and CPU threads wait for, or vice versa. `notifier` describes the rules for each
+/// Counters that a running kernel sets and CPU threads wait for, or vice versa. `notifier` describes the rules for each
 /// counter.
 ///
-/// Owns 128 bytes of pinned host memory and 16 bytes of GPU memory per counter. Move-only. Like that of a buffer, the
-/// destructor waits until all work enqueued in the context has finished, so notify a waiting kernel before. Several
-/// threads may call `const` functions concurrently.
+/// Owns 128 bytes of pinned host memory and 16 bytes of GPU memory per counter. Move-only. The destructor blocks until
+/// all work that is enqueued in the context has finished, so notify a waiting kernel before. Several threads may call
+/// `const` functions concurrently.
 class notifications {
   public:
     /// Constructs an object without notifications.
     notifications() noexcept = default;
-    /// Creates `count` notifications with value 0, for kernels of the device `where`. Blocks for one small copy. Throws
-    /// `argument_error`, `out_of_memory`, `driver_error`.
+    /// Creates `count` notifications with the value 0, for kernels of the device `where`. Blocks until one small copy
+    /// has finished. Throws `argument_error`, `out_of_memory`, `driver_error`.
     notifications(const context &ctx, device where, std::size_t count)
         : counters_(ctx, device::host(), count), mirrors_(ctx, where, count) {
         if (count == 0) {
@@ -55,24 +55,25 @@ class notifications {
     /// Returns the number of notifications.
     [[nodiscard]] std::size_t size() const noexcept { return counters_.size(); }
 
-    /// Returns the kernel argument, passed by value. It is valid for as long as this object exists.
+    /// Returns the argument to pass to the kernel, by value. It is valid as long as this object exists.
     [[nodiscard]] notifier in_kernel() noexcept { return {counters_.data(), mirrors_.data(), size()}; }
 
-    /// Sets a notification that a kernel waits for, after all earlier writes of the calling thread. Never blocks.
+    /// Sets notification `index` to `value`, for a kernel that waits for it. A kernel that sees the value also sees
+    /// everything that the calling thread has written before. Never blocks.
     void raise(std::size_t index, std::uint64_t value) noexcept {
         detail::store<detail::reach::system>(&counters_.data()[index].value, value);
     }
 
-    /// Returns the value of a notification. Never blocks.
+    /// Returns the value of notification `index`. Never blocks.
     [[nodiscard]] std::uint64_t value(std::size_t index) const noexcept {
         return detail::load<detail::reach::system>(&counters_.data()[index].value);
     }
-    /// Returns true if a notification has reached `least`. Data that the kernel wrote before may then be read. Never
-    /// blocks.
+    /// Returns true if the value of notification `index` is at least `least`. The calling thread may then read the data
+    /// that the kernel wrote before it set the notification. Never blocks.
     [[nodiscard]] bool test(std::size_t index, std::uint64_t least) const noexcept { return value(index) >= least; }
 
-    /// Blocks the calling thread until a notification has reached `least`, by polling. Throws `timeout` after `most`;
-    /// the error shows the notification's index, its value, and `name` if it is given.
+    /// Blocks the calling thread until the value of notification `index` is at least `least`. It polls. Throws
+    /// `timeout` after the time `most`. The error text contains the index, the value and, if given, `name`.
     void synchronize(std::size_t index, std::uint64_t least, std::chrono::nanoseconds most,
                      const std::string &name = {}, on_error failed = {}) const {
         const auto begin = std::chrono::steady_clock::now();

@@ -22,15 +22,17 @@ namespace mpgpu {
 /// mpgpu::plan load(ctx, {mpgpu::make_transfer(on_gpu, pinned)});
 /// @endcode
 ///
-/// Owns the registration and is move-only. Does not own the memory, which must stay mapped. The destructor waits until
-/// all work enqueued so far has finished, and unpins the memory.
+/// Owns the registration and is move-only. Does not own the memory, which must stay mapped. The destructor blocks until
+/// all work that is enqueued in the context so far has finished, and then unpins the memory.
 template <class T> class registered_memory : public detail::memory_owner<T, detail::released_in<mp_memory_unregister>> {
   public:
-    /// Constructs an empty registration.
+    /// Constructs an object that pins no memory.
     registered_memory() noexcept = default;
-    /// Pins `own`, in huge pages if `huge_pages` is true and the system supports them. Blocks while threads make its
-    /// pages resident; see `mp_memory_register`. Throws `argument_error` for device memory, for memory that is already
-    /// pinned, and for unmapped addresses, `not_supported`, `out_of_memory`, `driver_error`.
+    /// Pins the memory of the elements `own`. If `huge_pages` is true, huge pages are used if the system supports them.
+    /// Blocks while threads of the library make the pages resident; see `mp_memory_register`.
+    ///
+    /// Throws `argument_error` for device memory, for memory that is already pinned, and for unmapped addresses. Throws
+    /// `not_supported`, `out_of_memory`, `driver_error`.
     registered_memory(const context &ctx, array_view<T> own, bool huge_pages = false, on_error failed = {}) {
         const mp_status_t outcome =
             mp_memory_register(ctx.get(), own.data(), own.size() * sizeof(T), huge_pages ? 1 : 0);

@@ -3,7 +3,7 @@
 #define MPGPU_REQUEST_HPP
 
 /// @file
-/// Requests: executions, sends and receives that can be waited for.
+/// Requests: executions, sends and receives for whose completion the program can wait.
 
 #include <mpgpu/detail/handle.hpp>
 #include <mpgpu/error.hpp>
@@ -19,7 +19,7 @@ namespace mpgpu {
 
 namespace detail {
 
-/// Destroys a request without waiting; the execution continues.
+/// Deleter that destroys a request without blocking. The execution continues.
 struct request_owner {
     void operator()(mp_request_t value) const noexcept { static_cast<void>(mp_request_destroy(&value)); }
 };
@@ -27,7 +27,7 @@ struct request_owner {
 /// Type of the function that is passed to `request::then`.
 using request_function = std::function<void(std::error_code)>;
 
-/// Calls the function that was passed to `request::then`, and destroys it.
+/// Calls the function that was passed to `request::then`, and then destroys it.
 inline void call_request_function(void *user, mp_status_t outcome) {
     const std::unique_ptr<request_function> function(static_cast<request_function *>(user));
     (*function)(make_error_code(static_cast<status>(outcome)));
@@ -35,23 +35,25 @@ inline void call_request_function(void *user, mp_status_t outcome) {
 
 } // namespace detail
 
-/// Request for one execution of a plan, which can be waited for.
+/// Request: an execution of a plan for whose completion the program can wait.
 ///
-/// Move-only. Destroying a pending request does not wait and does not stop the copies, as with `MPI_Request_free`. The
-/// copies continue in stream order. A destructor that waited would add a hidden host synchronisation to time loops that
-/// are ordered by streams alone. Before the host frees or reads the memory, it must synchronize with the request, the
+/// Move-only. As with `MPI_Request_free`, destroying a pending request does not block and does not stop the copies.
+/// They continue in stream order. (A destructor that waited would add a hidden host synchronisation to time loops that
+/// use only streams for ordering.) Before the host frees or reads the memory, it must synchronise with the request, the
 /// stream or an event.
 class request {
   public:
     /// Constructs an empty request.
     request() noexcept = default;
 
-    /// Blocks the calling thread until all bytes have arrived. Returns immediately if the request is empty. The request
-    /// is then empty. Throws `driver_error`; `data_corruption` if the execution found wrong bytes (checked only with
-    /// `MPGPU_VERIFY=bytes`); and `peer_gone` in the cases in which `stream::synchronize` throws it.
+    /// Blocks the calling thread until the execution has ended. The request is then empty. Returns immediately if the
+    /// request is already empty.
+    ///
+    /// Throws `driver_error`. Throws `data_corruption` if copied data differ from the source (checked only with
+    /// `MPGPU_VERIFY=bytes`). Throws `peer_gone` in the cases in which `stream::synchronize` throws it.
     void synchronize(on_error failed = {}) { failed.report(mp_wait(handle_.address(), nullptr)); }
 
-    /// Returns true if all bytes have arrived, without blocking. The request is then empty. Throws the exceptions of
+    /// Returns true if the execution has ended; the request is then empty. Does not block. Throws the exceptions of
     /// `synchronize`.
     [[nodiscard]] bool test(on_error failed = {}) {
         std::int32_t done = 0;
@@ -59,14 +61,16 @@ class request {
         return done != 0;
     }
 
-    /// Makes later work in `stream` wait until all bytes have arrived, without blocking the host. If the request ends
-    /// with an error, which `synchronize` reports, the stream continues. Throws `argument_error`, `not_supported`.
+    /// Makes all work that is enqueued in `stream` from now on wait until the execution has ended. Does not block. If
+    /// the execution fails, the stream continues nevertheless, and `synchronize` reports the error. Throws
+    /// `argument_error`, `not_supported`.
     void wait(stream_view stream, on_error failed = {}) const {
         failed.report(mp_stream_wait_request(stream.get(), handle_.get()));
     }
 
-    /// Calls `function` once with the outcome, on the thread `mpgpu-callback` of the context. `function` must not
-    /// throw. The request may be destroyed before the call. Throws `argument_error`, `not_supported`.
+    /// Calls `function` once with the final status when the operation has ended, on the context's thread
+    /// `mpgpu-callback`. Does not block. `function` must not throw. The request may be destroyed before. Throws
+    /// `argument_error`, `not_supported`.
     void then(std::function<void(std::error_code)> function, on_error failed = {}) const {
         auto owned = std::make_unique<detail::request_function>(std::move(function));
         const mp_status_t outcome = mp_request_set_callback(handle_.get(), detail::call_request_function, owned.get());
@@ -76,9 +80,9 @@ class request {
         failed.report(outcome);
     }
 
-    /// True if the request is not empty.
+    /// Returns true if the request is not empty.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
-    /// Returns the C handle, which this object still owns.
+    /// Returns the C handle, which this object continues to own.
     [[nodiscard]] mp_request_t get() const noexcept { return handle_.get(); }
 
   private:

@@ -12,8 +12,8 @@
 
 namespace mpgpu {
 
-/// 64-bit counter in memory of `signal_counters` or in imported memory, and the value to set or wait for. A plain
-/// value. The C struct.
+/// Signal: the address of a 64-bit counter in memory of `signal_counters` or in imported memory, and the value to set
+/// or to wait for. A plain value; an alias of the C struct.
 using signal_value = mp_signal_t;
 
 } // namespace mpgpu

@@ -12,13 +12,13 @@
 
 namespace mpgpu {
 
-/// Counters of signals, initially 0. A buffer in host memory that other processes can map.
+/// Array of 64-bit counters for signals, initially 0. It is a buffer in host memory that other processes can map.
 class signal_counters : public buffer<std::uint64_t> {
   public:
-    /// Constructs an empty object.
+    /// Constructs an object without counters.
     signal_counters() noexcept = default;
-    /// Allocates `size` counters, or nothing if `size` is 0. Throws `argument_error`, `out_of_memory`, `not_supported`,
-    /// `driver_error`.
+    /// Allocates `size` counters. Allocates nothing if `size` is 0. Throws `argument_error`, `out_of_memory`,
+    /// `not_supported`, `driver_error`.
     signal_counters(const context &ctx, std::size_t size, on_error failed = {})
         : buffer(buffer::shared(ctx, device::host(), size, failed)) {}
 };

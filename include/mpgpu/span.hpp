@@ -3,7 +3,7 @@
 #define MPGPU_SPAN_HPP
 
 /// @file
-/// Non-owning views of memory: `array_view`, and `device_span`, which knows the device.
+/// Non-owning views of memory: `array_view`, and `device_span`, which also contains the device.
 
 #include <mpgpu/device.hpp>
 
@@ -15,9 +15,9 @@
 
 namespace mpgpu {
 
-/// Non-owning view of a contiguous sequence of elements, in place of `std::span`, which C++17 lacks. Constructed from
-/// an array or from any type with `data()` and `size()`, including `std::span`, and convertible to `std::span`. Sizes
-/// are in elements. A plain value.
+/// Non-owning view of a contiguous sequence of elements; a replacement for `std::span`, which C++17 lacks. It can be
+/// constructed from an array and from any type with `data()` and `size()`, including `std::span`. It converts to
+/// `std::span`. Sizes are in elements. A plain value.
 template <class T> class array_view {
     template <class C>
     using element_of = std::remove_pointer_t<decltype(std::declval<C &>().data(), std::declval<C &>().size(),
@@ -34,19 +34,20 @@ template <class T> class array_view {
 
     /// Constructs an empty view.
     constexpr array_view() noexcept = default;
-    /// Views `size` elements that begin at `data`.
+    /// Constructs a view of the `size` elements that begin at `data`.
     constexpr array_view(T *data, std::size_t size) noexcept : data_(data), size_(size) {}
-    /// Views the elements of an array.
+    /// Constructs a view of the elements of an array.
     template <std::size_t N> constexpr array_view(T (&array)[N]) noexcept : data_(array), size_(N) {}
 
-    /// Views the elements of a container. A temporary is accepted only if the elements are const, as a function's
-    /// argument.
+    /// Constructs a view of the elements of a container. A temporary container is accepted only if the elements are
+    /// const. It must outlive the view, as it does if the view is a function argument.
     template <class C, std::enable_if_t<is_other<C> && (std::is_lvalue_reference_v<C> || std::is_const_v<T>), int> = 0,
               std::enable_if_t<std::is_convertible_v<element_of<std::remove_reference_t<C>> (*)[], T (*)[]>, int> = 0>
     constexpr array_view(C &&container) noexcept(noexcept(container.data()))
         : data_(container.data()), size_(container.size()) {}
 
-    /// Views the elements of a braced list as a function's argument. They are valid until the call returns.
+    /// Constructs a view of the elements of a braced list that is passed as a function argument. The elements are valid
+    /// until the call returns.
     template <class U = T, std::enable_if_t<std::is_const_v<U>, int> = 0>
     constexpr array_view(std::initializer_list<value_type> list) noexcept : array_view(list.begin(), list.size()) {}
 
@@ -54,13 +55,13 @@ template <class T> class array_view {
     [[nodiscard]] constexpr T *data() const noexcept { return data_; }
     /// Returns the number of elements.
     [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
-    /// Returns the number of bytes.
+    /// Returns the size of the viewed memory in bytes.
     [[nodiscard]] constexpr std::size_t size_bytes() const noexcept { return size_ * sizeof(T); }
-    /// Returns true if there are no elements.
+    /// Returns true if the view has no elements.
     [[nodiscard]] constexpr bool empty() const noexcept { return size_ == 0; }
     /// Returns an iterator to the first element.
     [[nodiscard]] constexpr T *begin() const noexcept { return data_; }
-    /// Returns an iterator behind the last element.
+    /// Returns an iterator past the last element.
     [[nodiscard]] constexpr T *end() const noexcept { return data_ + size_; }
 
     /// Returns the element at `index`, which must be less than `size()`.
@@ -80,8 +81,8 @@ template <class T> class array_view {
     std::size_t size_ = 0;
 };
 
-/// View of elements in memory, and the device of that memory. It can be the source or destination of a transfer. Owns
-/// nothing; a plain value.
+/// Non-owning view of elements in the memory of a device, together with that device. It can be the source or
+/// destination of a transfer. A plain value.
 template <class T> class device_span {
     static_assert(std::is_trivially_copyable_v<T>, "mpgpu: a transfer copies bytes, so the elements must allow that");
 
@@ -89,11 +90,11 @@ template <class T> class device_span {
     /// Element type `T`.
     using element_type = T;
 
-    /// Views elements in memory that belongs to the device `location`.
+    /// Constructs a view of elements whose memory belongs to the device `location`.
     constexpr device_span(array_view<T> elements, device location) noexcept
         : elements_(elements), location_(location) {}
 
-    /// Views the same elements read-only.
+    /// Constructs a read-only view of the same elements.
     template <class U, std::enable_if_t<std::is_same_v<const U, T>, int> = 0>
     constexpr device_span(device_span<U> other) noexcept
         : elements_(other.data(), other.size()), location_(other.location()) {}
@@ -102,9 +103,9 @@ template <class T> class device_span {
     [[nodiscard]] constexpr T *data() const noexcept { return elements_.data(); }
     /// Returns the number of elements.
     [[nodiscard]] constexpr std::size_t size() const noexcept { return elements_.size(); }
-    /// Returns the number of bytes.
+    /// Returns the size of the viewed memory in bytes.
     [[nodiscard]] constexpr std::size_t size_bytes() const noexcept { return elements_.size_bytes(); }
-    /// Returns the device of the memory.
+    /// Returns the device that owns the memory.
     [[nodiscard]] constexpr device location() const noexcept { return location_; }
 
     /// Returns a span of the `count` elements that begin at index `offset`. They must be inside this span.

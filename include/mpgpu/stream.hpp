@@ -12,14 +12,14 @@
 
 namespace mpgpu {
 
-/// Stream of one device: its work runs in order, concurrently with work in other streams.
+/// Stream of one device. Its work runs in order, and concurrently with work in other streams.
 ///
-/// Owns its C handle and is move-only. The destructor does not wait; enqueued work still finishes. Several threads may
-/// call `const` functions concurrently.
+/// Owns its C handle and is move-only. The destructor does not block; work that is already enqueued still finishes.
+/// Several threads may call `const` functions concurrently.
 class stream {
   public:
-    /// Constructs an empty stream. Every call on it reports `status::invalid_handle`. So does the conversion to
-    /// `stream_view`, which would otherwise name the default stream.
+    /// Constructs an empty stream. Every function called on it reports `status::invalid_handle`. The conversion to
+    /// `stream_view` reports it too, because a null handle would refer to the default stream.
     stream() noexcept = default;
 
     /// Creates a stream on the device `where`. Throws `argument_error`, `driver_error`.
@@ -30,8 +30,8 @@ class stream {
         failed.report(outcome);
     }
 
-    /// Returns the view that `plan::execute` and `event::record` take. The stream must outlive it. Throws
-    /// `argument_error` if the stream is empty.
+    /// Returns a view of this stream, which functions such as `plan::execute` and `event::record` accept. The stream
+    /// must outlive the view. Throws `argument_error` if the stream is empty.
     operator stream_view() const & {
         if (!handle_) {
             detail::fail_empty("stream");
@@ -40,32 +40,36 @@ class stream {
     }
     operator stream_view() const && = delete;
 
-    /// Blocks the calling thread until all work enqueued so far has finished. Throws `argument_error`, `driver_error`,
-    /// and `peer_gone` once if a wait in this stream, or in a stream that it has waited for, was abandoned because a
-    /// peer exited.
+    /// Blocks the calling thread until all work that is enqueued in this stream so far has finished.
+    ///
+    /// Throws `argument_error`, `driver_error`. Throws `peer_gone`, once, if a process exited for which this stream was
+    /// waiting, so that the wait was abandoned. The wait may also have been in a stream for which this stream has
+    /// waited.
     void synchronize(on_error failed = {}) const { failed.report(mp_stream_synchronize(context_handle(), get())); }
 
-    /// Enqueues a call of `task()` on a CPU thread after all earlier work in this stream. Later work waits for the
-    /// call.
+    /// Enqueues a call of `task()` on a CPU thread, after all earlier work in this stream and before all later work.
+    /// Does not block.
     ///
-    /// The library keeps a copy of `task` until the call. While the stream is being captured, the graph owns the copy:
-    /// it is called at every launch, and kept until the graph and all of its executables are destroyed. As with
-    /// `cudaLaunchHostFunc`, neither `task` nor its destructor may call this library or CUDA, and an exception that
-    /// leaves it ends the program. Throws `argument_error`, `driver_error`, `not_supported` in a capture if the driver
-    /// is older than CUDA 11.3.
+    /// The library keeps a copy of `task` until the call. If the stream is being captured, the graph owns the copy: it
+    /// is called at every launch, and destroyed after the graph and all of its executables. As with
+    /// `cudaLaunchHostFunc`, `task` and its destructor must not call this library or CUDA. An exception that leaves
+    /// `task` terminates the program.
+    ///
+    /// Throws `argument_error`, `driver_error`. Throws `not_supported` in a capture if the driver is older than CUDA
+    /// 11.3.
     template <class Task> void launch_host(Task &&task, on_error failed = {}) const {
         failed.report(detail::launch_host(context_handle(), get(), std::forward<Task>(task)));
     }
 
-    /// Makes work enqueued from now on wait for the work that is currently recorded in `ev`. Does not block. Throws
-    /// `argument_error`, `driver_error`.
+    /// Makes all work that is enqueued in this stream from now on wait for the work that is recorded in `ev` now. Does
+    /// not block. Throws `argument_error`, `driver_error`.
     void wait(const event &ev, on_error failed = {}) const {
         failed.report(mp_stream_wait_event(context_handle(), get(), ev.get()));
     }
 
-    /// Returns the C handle, which this object still owns. On the CUDA backend it is a `cudaStream_t`.
+    /// Returns the C handle, which this object continues to own. On the CUDA backend it is a `cudaStream_t`.
     [[nodiscard]] mp_stream_t get() const noexcept { return handle_.get(); }
-    /// True if this object owns a stream.
+    /// Returns true if this object owns a stream.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
   private:

@@ -12,25 +12,25 @@
 
 namespace mpgpu {
 
-/// Non-owning view of a stream: a `cudaStream_t` or an `mpgpu::stream`. Integers and `nullptr` are rejected at compile
-/// time; use `default_stream()` for the default stream. A plain value.
+/// Non-owning view of a stream: of a `cudaStream_t` or an `mpgpu::stream`. Integers and `nullptr` are rejected at
+/// compile time. Use `default_stream()` for the default stream. A plain value.
 class stream_view {
   public:
     stream_view() = delete;
     stream_view(int) = delete;
     stream_view(std::nullptr_t) = delete;
-    /// Views a stream, which must outlive the view.
+    /// Constructs a view of a stream, which must outlive the view.
     constexpr stream_view(mp_stream_t stream) noexcept : stream_(stream) {}
 
-    /// Returns the default stream of the active backend, on CUDA the legacy default stream.
+    /// Returns a view of the default stream of the backend. On CUDA it is the legacy default stream.
     [[nodiscard]] static constexpr stream_view default_stream() noexcept { return {static_cast<mp_stream_t>(nullptr)}; }
 
     /// Returns the C handle. On the CUDA backend it is a `cudaStream_t`.
     [[nodiscard]] constexpr mp_stream_t get() const noexcept { return stream_; }
 
-    /// True if both views name the same stream.
+    /// Returns true if both views refer to the same stream.
     friend constexpr bool operator==(stream_view a, stream_view b) noexcept { return a.stream_ == b.stream_; }
-    /// True if the views name different streams.
+    /// Returns true if the views refer to different streams.
     friend constexpr bool operator!=(stream_view a, stream_view b) noexcept { return a.stream_ != b.stream_; }
 
   private:

@@ -14,12 +14,15 @@
 
 namespace mpgpu {
 
-/// One copy of a batch. A plain value; `make_transfer` fills it from two spans. The C struct.
+/// Copy from one memory range to another. A plain value; an alias of the C struct. `make_transfer` creates it from two
+/// spans.
 using transfer = mp_transfer_t;
 
-/// Returns the transfer of all elements of `src` to `dst`. Each is a `buffer`, an `imported_memory` or a `device_span`,
-/// and both have the same element type and size. Throws `argument_error` if the sizes differ; `last_error()` does not
-/// contain this error. If a `std::error_code` is passed, the transfer then has 0 bytes.
+/// Returns the transfer that copies all elements of `src` to `dst`. Each is a `buffer`, a `registered_memory`, an
+/// `imported_memory` or a `device_span`. Both have the same element type and the same number of elements.
+///
+/// Throws `argument_error` if the numbers differ; `last_error()` does not return this error. If a `std::error_code` is
+/// passed instead, the returned transfer has 0 bytes.
 template <class Dst, class Src> [[nodiscard]] transfer make_transfer(Dst &&dst, Src &&src, on_error failed = {}) {
     constexpr bool are_ends = detail::is_end<Dst> && detail::is_end<Src>;
     static_assert(are_ends, "mpgpu: an end of a transfer is a buffer, an imported_memory or a device_span, which know "

@@ -9,25 +9,32 @@ use mpgpu_core::collective::{Collective, Sizes};
 /// would be too long.
 const MOST: u32 = 1024;
 
-/// Writes the copies of a collective between `participants` participants, as pieces without addresses.
+/// Lists the copies of a collective operation between `participants` participants. Moves no data. May be called from
+/// any thread.
 ///
-/// A process turns each piece into an `mp_transfer_t` between two of its devices, and plans them together by `mp_plan`.
-/// A rank turns each piece whose `from` or `to` is its own rank into a send or receive descriptor of `mp_node_plan`,
-/// with `MP_BY_TAG`. Leave out a piece whose source and destination address are equal (in place). Planning the same
-/// collective again is a look-up. Bytes that several participants receive are forwarded by participants that already
-/// have them.
+/// Turn each element of `pieces` into a transfer and plan all of them together:
+/// - In one process, turn it into an `mp_transfer_t` between two devices, and call `mp_plan`.
+/// - Between ranks, turn each element in which `from` or `to` is the own rank into a send or receive descriptor with
+///   `MP_BY_TAG`, and call `mp_node_plan`.
 ///
-/// The blocks that a participant sends or receives are contiguous, in participant order. If `sizes` is NULL, every
-/// block has `bytes` bytes. Otherwise `bytes` is ignored and `sizes` holds the sizes of the blocks: one number for a
-/// broadcast, one per participant for a scatter, a gather and an all-gather, and for an all-to-all one per sender and
-/// receiver, ordered by sender. Only a broadcast, a scatter and a gather read `root`. Empty pieces are left out.
+/// Leave out an element whose source and destination address are equal (in-place operation). Data that several
+/// participants receive are forwarded by participants that already have them. Planning the same collective again takes
+/// only a look-up.
 ///
-/// `*count` receives the number of pieces. If `pieces` is NULL, nothing else is written; otherwise it has room for
-/// `capacity` pieces. May be called from any thread.
+/// The blocks that a participant sends are contiguous in its send buffer, in the order of the participants. The blocks
+/// that it receives are contiguous in its receive buffer, in the same order. If `sizes` is NULL, every block has
+/// `bytes` bytes. Otherwise `bytes` is ignored, and `sizes` contains the size of each block: one number for a
+/// broadcast; one per participant for a scatter, gather and all-gather; one for each pair of sender and receiver,
+/// ordered by sender, for an all-to-all. `root` is used only by broadcast, scatter and gather. Empty blocks are left
+/// out.
 ///
-/// Errors: `MP_ERROR_INVALID_ARGUMENT` if `count` is NULL, for an unknown collective or root, for more than 1024
-/// participants, for sizes whose sum overflows, or if `capacity` is too small. In the last case `*count` still receives
-/// the number of pieces and `pieces` is not written.
+/// `*count` receives the number of elements. If `pieces` is NULL, only `*count` is written. Otherwise `pieces` has room
+/// for `capacity` elements.
+///
+/// Errors: `MP_ERROR_INVALID_ARGUMENT` in these cases:
+/// - `count` is NULL, or the collective or the root is unknown.
+/// - There are more than 1024 participants, or the sum of the sizes overflows.
+/// - `capacity` is too small. `*count` then receives the number of elements, and `pieces` is not written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_collective(
     collective: mp_collective_value,

@@ -19,20 +19,22 @@ pub(super) fn find(context: mp_context_t) -> Result<Arc<Context>, Failure> {
     CONTEXTS.with(context.addr(), c"context", Arc::clone)
 }
 
-/// Creates a context: chooses the backend, reads the topology, and reads the environment once. Call `mp_context_create`
-/// instead, which passes the version of the header that the caller was compiled with.
+/// Creates a context: chooses the backend, reads the topology, and reads the environment variables. Call
+/// `mp_context_create` instead, which passes the version of the header with which the program was compiled.
 ///
-/// NULL `options` means all defaults. The caller owns `*context` and destroys it with `mp_context_destroy`. Several
-/// contexts may exist; they share nothing. May be called from any thread.
+/// NULL `options` selects all defaults. The caller owns `*context` and destroys it with `mp_context_destroy`. A process
+/// may create several contexts; they share no state. Threads that the library starts block all POSIX signals except
+/// those of their own faults. May be called from any thread.
 ///
-/// A child of `fork` has neither the threads nor the GPUs of its parent. In the child, destroying the parent's
-/// contexts, plans and requests does nothing, and every other call with them fails with `MP_ERROR_INVALID_HANDLE`. The
-/// child may create its own contexts. On CUDA this requires that the child was forked before the parent first used the
-/// driver, or that it starts another program by `exec`.
+/// `fork`: in the child, the parent's handles cannot be used. Destroying the parent's contexts, plans and requests does
+/// nothing there, and every other call with them fails with `MP_ERROR_INVALID_HANDLE`. The child may create its own
+/// contexts. On CUDA this works only if the child was forked before the parent first used the driver, or after the
+/// child has called `exec`.
 ///
 /// Errors:
-/// - `MP_ERROR_VERSION_MISMATCH` if header and library are incompatible.
-/// - `MP_ERROR_ENVIRONMENT` for a malformed `MPGPU_` variable. Unknown `MPGPU_` variables cause a log warning only.
+/// - `MP_ERROR_VERSION_MISMATCH` if the header and the library are incompatible.
+/// - `MP_ERROR_ENVIRONMENT` if an environment variable of the library has an invalid value. An unknown variable whose
+///   name starts with `MPGPU_` only causes a log warning.
 /// - `MP_ERROR_NOT_SUPPORTED` for a backend or a setting that this build does not support.
 /// - `MP_ERROR_TOPOLOGY`, `MP_ERROR_INVALID_ARGUMENT`.
 #[unsafe(no_mangle)]
@@ -102,19 +104,20 @@ fn context_options(options: &mp_context_options_t) -> Result<ContextOptions, Fai
     })
 }
 
-/// Destroys a context. Waits until all of its work has finished, then frees its staging memory and all objects that the
-/// caller has not destroyed. A log warning lists memory from `mp_alloc` that was not freed. Plans and requests of the
-/// context become invalid handles.
+/// Destroys a context. Blocks until all of its work has finished, then frees its staging buffers and all objects that
+/// the caller has not destroyed. If memory from `mp_alloc` was not freed, a log warning lists it. Plans and requests of
+/// the context become invalid handles.
 ///
-/// First cancels operations that wait for others: messages, and partitions that no producer makes ready, end within 10
-/// seconds. Waits for signals still block this call. So do waits for a rank that is alive but does not execute a step
-/// or post the matching operation. The library's threads block all POSIX signals except those of their own faults.
+/// The call first cancels operations that wait for another process or kernel: messages without a match, and executions
+/// whose partitions were not marked ready. They end within 10 seconds. The call still blocks while a stream of the
+/// context waits for a signal, or for a rank that is running but does not execute the step or post the matching
+/// operation.
 ///
-/// Blocks. May be called from any thread, but not from a host function or a log callback. Calls that other threads make
-/// with the context meanwhile fail with `MP_ERROR_INVALID_HANDLE`.
+/// May be called from any thread, but not from a host function (`mp_stream_launch_host`) or a log callback. Calls that
+/// other threads make with the context during this call fail with `MP_ERROR_INVALID_HANDLE`.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. Any other error is the first of the outstanding work or of freeing resources; the
-/// context is destroyed nevertheless.
+/// Errors: `MP_ERROR_INVALID_HANDLE`. Any other error is the first failure of outstanding work or of freeing resources.
+/// The context is destroyed even then.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_context_destroy(context: mp_context_t) -> mp_status_t {
     guard(|| {
@@ -132,11 +135,11 @@ pub extern "C" fn mp_context_destroy(context: mp_context_t) -> mp_status_t {
     })
 }
 
-/// Returns the backend of a context and its number of devices.
+/// Returns the backend and the numbers of devices of a context.
 ///
-/// `*backend` receives `MP_BACKEND_HOST` or `MP_BACKEND_CUDA`. GPUs are 0 to `*gpus - 1`. Host domains are
-/// `MP_DEVICE_HOST_NUMA(0)` to `MP_DEVICE_HOST_NUMA(*host_domains - 1)`. Each pointer may be NULL. May be called from
-/// any thread.
+/// `*backend` receives `MP_BACKEND_HOST` or `MP_BACKEND_CUDA`. GPUs are numbered from 0 to `*gpus - 1`. The host memory
+/// of the NUMA domains has the device numbers `MP_DEVICE_HOST_NUMA(0)` to `MP_DEVICE_HOST_NUMA(*host_domains - 1)`.
+/// Each output pointer may be NULL. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
@@ -158,14 +161,16 @@ pub unsafe extern "C" fn mp_context_get_info(
     })
 }
 
-/// Describes the context: version, backend, topology, active settings, and the file of the tuned values if there are
-/// any.
+/// Writes a description of the context: version, backend, topology, settings, and the tuning file if one is in use.
 ///
-/// `*length` receives the size of the text including its final NUL, bytes. If `text` is NULL, nothing else is written;
-/// otherwise the text is written to `text`, which has `capacity` bytes. May be called from any thread.
+/// `*length` receives the size of the text in bytes, including the final NUL. If `text` is NULL, only `*length` is
+/// written. Otherwise the text is written to the `capacity` bytes at `text`. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_INVALID_ARGUMENT` if the format is unknown, `length` is NULL or
-/// `capacity` is too small; in the last case `*length` still receives the required size, and `text` is not written.
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_INVALID_ARGUMENT` if the format is unknown or `length` is NULL.
+/// - `MP_ERROR_INVALID_ARGUMENT` also if `capacity` is too small. `*length` then receives the required size, and `text`
+///   is not written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_context_describe(
     context: mp_context_t,
@@ -194,10 +199,11 @@ pub(super) fn describe(
     }
 }
 
-/// Fills `*statistics` with counters of the context since it was created. May be called from any thread. Calls that run
-/// concurrently may or may not be counted.
+/// Fills `*statistics` with the statistics of the context since its creation. Calls that run concurrently on other
+/// threads may be missing. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `statistics` is NULL or its size is wrong.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `statistics` is NULL or `statistics->size` is
+/// wrong.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_context_statistics(context: mp_context_t, statistics: *mut mp_statistics_t) -> mp_status_t {
     guard(|| {
@@ -225,10 +231,10 @@ pub unsafe extern "C" fn mp_context_statistics(context: mp_context_t, statistics
     })
 }
 
-/// Fills `*statistics` with the resources that the context currently holds on `device`. May be called from any thread.
+/// Fills `*statistics` with the resources that the context holds on `device` now. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_ARGUMENT` if `statistics` is NULL or
-/// its size is wrong.
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_INVALID_ARGUMENT` if `statistics` is NULL or
+/// `statistics->size` is wrong.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_context_device_statistics(
     context: mp_context_t,

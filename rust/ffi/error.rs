@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_char};
 
 /// Returns the name of a status, for example `MP_ERROR_OVERLAP`, or `unknown status` for any other number.
 ///
-/// The text has static storage. May be called from any thread; never fails and does not change the last error.
+/// The text has static storage. May be called from any thread. Never fails, and does not change the last error.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_status_string(status: mp_status_value) -> *const c_char {
     let name: &CStr = match status {
@@ -39,22 +39,24 @@ pub extern "C" fn mp_status_string(status: mp_status_value) -> *const c_char {
     name.as_ptr()
 }
 
-/// Returns the error text of the last call that failed on this thread. The text names the invalid value and, if there
-/// is one, the remedy.
+/// Returns the error text of the last call that failed on this thread. The text names the invalid value and, if
+/// possible, the remedy.
 ///
-/// Never NULL; empty if no call on this thread has failed. Successful calls do not change it. The text belongs to the
-/// library and is valid until the next call that fails on this thread, or until the thread ends.
+/// The result is never NULL. It is empty if no call on this thread has failed. Successful calls do not change it. The
+/// library owns the text. It is valid until the next call that fails on this thread, or until the thread ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_last_error() -> *const c_char {
     last_error().message
 }
 
-/// Fills `*info` with details of the last call that failed on this thread. The status is `MP_SUCCESS` if no call has
-/// failed.
+/// Fills `*info` with details of the last call that failed on this thread. `info->status` is `MP_SUCCESS` if no call on
+/// this thread has failed.
 ///
-/// The texts belong to the library and are valid for as long as the text of `mp_last_error`.
+/// The library owns the texts to which `*info` points. They are valid until the next call that fails on this thread, or
+/// until the thread ends.
 ///
-/// Errors: `MP_ERROR_INVALID_ARGUMENT` if `info` is NULL or its size is wrong. This error then becomes the last error.
+/// Errors: `MP_ERROR_INVALID_ARGUMENT` if `info` is NULL or `info->size` is wrong. This error then becomes the last
+/// error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_last_error_info(info: *mut mp_error_info_t) -> mp_status_t {
     guard(|| {

@@ -8,15 +8,18 @@ use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
-/// Sends the library's log records of `max_level` and below to `callback` from now on, for the whole process. A NULL
-/// `callback` or level 0 stops this. The library passes `user` to the callback unchanged.
+/// Sets the callback that receives the library's log records of `max_level` and all lower levels, for the whole
+/// process. A NULL `callback` or `MP_LOG_OFF` removes the callback. The library passes `user` to the callback
+/// unchanged.
 ///
-/// While a callback is set, nothing goes to standard error unless `MPGPU_LOG` requests it. When this call returns, no
-/// thread is inside the previous callback, so the memory behind its `user` may be freed. May be called from any thread,
-/// but not from inside the callback.
+/// While a callback is set, the library writes no log records to standard error unless `MPGPU_LOG` is set. When this
+/// call returns, the previous callback is no longer running on any thread, so the memory behind its `user` may be
+/// freed. May be called from any thread, but not from inside the callback.
 ///
-/// Errors: `MP_ERROR_INVALID_ARGUMENT` for an unknown level and for a call from inside the callback;
-/// `MP_ERROR_NOT_SUPPORTED` if this process has its own Rust logger, which then receives the records.
+/// Errors:
+/// - `MP_ERROR_INVALID_ARGUMENT` for an unknown level, and for a call from inside the callback.
+/// - `MP_ERROR_NOT_SUPPORTED` if the program has installed its own logger of the Rust crate `log`. That logger receives
+///   the records instead.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_log_set_callback(max_level: mp_log_level_value, callback: mp_log_callback_t, user: *mut c_void) -> mp_status_t {
     guard(|| {

@@ -9,34 +9,35 @@ use mpgpu_contexts::{Context, Error};
 use mpgpu_core::topology::DeviceId;
 use std::ffi::c_void;
 
-/// Allocates `bytes` bytes on `device`.
+/// Allocates `bytes` bytes on `device`. The memory is aligned to at least 256 bytes, and its contents are undefined.
 ///
-/// On a GPU this is GPU memory, which other processes can map. On a host domain it is pinned memory that GPUs read and
-/// write directly; on CUDA larger buffers are spread over the sockets (docs/guide/gpus.md). For host memory that other
-/// processes can map, use `mp_alloc_shared`. `*memory` is aligned to at least 256 bytes and its contents are undefined.
-/// The caller owns it until `mp_free`; destroying the context frees it too. The program can access GPU memory of the
-/// host backend, but not of CUDA. May be called from any thread.
+/// If `device` is a GPU, this is GPU memory, which other processes can map. The CPU can access it on the host backend,
+/// but not on CUDA. If `device` is a host domain, this is pinned host memory, which GPUs access directly. On CUDA
+/// larger host buffers are distributed over the CPU sockets (docs/guide/gpus.md). For host memory that other processes
+/// can map, use `mp_alloc_shared`.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_ARGUMENT` for 0 bytes or NULL
-/// `memory`, `MP_ERROR_OUT_OF_MEMORY`.
+/// The caller owns `*memory` until `mp_free`. Destroying the context also frees it. May be called from any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_OUT_OF_MEMORY`; `MP_ERROR_INVALID_ARGUMENT`
+/// if `bytes` is 0 or `memory` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_alloc(context: mp_context_t, device: i32, bytes: u64, memory: *mut *mut c_void) -> mp_status_t {
     allocate(context, bytes, memory, |context| context.allocate(DeviceId(device), bytes))
 }
 
-/// Allocates memory that other processes can map (`mp_memory_export`), otherwise as `mp_alloc`. Free it with `mp_free`.
-/// May be called from any thread.
+/// Allocates memory that other processes can map after `mp_memory_export`. Parameters and ownership are those of
+/// `mp_alloc`. The caller frees the memory with `mp_free`. May be called from any thread.
 ///
-/// Other processes can map host memory only from this function. On CUDA the host memory of `mp_alloc` is in huge pages,
-/// which few systems provide for shared memory. The host memory of this function is zeroed, and each allocation uses a
-/// file descriptor. On CUDA, allocations of 4 MiB or more have all pages resident when the call returns. The pages are
-/// spread over the sockets, or are on the NUMA node of the host domain `device`.
+/// Host memory: use this function if another process has to map it, because host memory from `mp_alloc` cannot be
+/// shared. The memory is zeroed. Each allocation uses one file descriptor. On CUDA, all pages of an allocation of 4 MiB
+/// or more are resident when the call returns. They are distributed over the CPU sockets, or are on the NUMA node that
+/// `device` states.
 ///
-/// GPU memory is allocated in multiples of 2 MiB. Other processes can map it even if another library, for example UCX
-/// inside MPI, has opened it. MPI itself moves memory of `mp_alloc` faster.
+/// GPU memory: sizes are rounded up to multiples of 2 MiB. Other processes can map the memory even if another library,
+/// for example UCX inside MPI, has already opened it. MPI itself copies memory from `mp_alloc` faster.
 ///
-/// Errors: the errors of `mp_alloc`; `MP_ERROR_NOT_SUPPORTED` if the system provides no memory file, or no file
-/// descriptor is left (`ulimit -n`).
+/// Errors: the errors of `mp_alloc`; `MP_ERROR_NOT_SUPPORTED` if the system cannot create the shared memory file or has
+/// no free file descriptor (`ulimit -n`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_alloc_shared(context: mp_context_t, device: i32, bytes: u64, memory: *mut *mut c_void) -> mp_status_t {
     allocate(context, bytes, memory, |context| context.allocate_shared(DeviceId(device), bytes))
@@ -54,15 +55,14 @@ fn allocate(context: mp_context_t, bytes: u64, memory: *mut *mut c_void, from: i
     })
 }
 
-/// Frees memory of `mp_alloc`. Waits until all work that the context has enqueued so far has finished, as `cudaFree`
-/// does; work that a stream captures does not count. Plans that use the memory can no longer be executed. NULL does
-/// nothing.
+/// Frees memory from `mp_alloc` or `mp_alloc_shared`. NULL does nothing.
 ///
-/// May be called from any thread, but not from a host function. As with `cudaFree`, no other thread may enqueue work
-/// that uses the memory during the call.
+/// Like `cudaFree`, it blocks until all work that the context has enqueued so far has finished. It does not wait for
+/// work in a stream that is being captured. Plans that use the memory can no longer be executed. No other thread may
+/// enqueue work that uses the memory during the call. May be called from any thread, but not from a host function.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `mp_alloc` of this context did not return `memory`,
-/// or if it was already freed.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if this context did not allocate `memory`, or if it
+/// was already freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_free(context: mp_context_t, memory: *mut c_void) -> mp_status_t {
     guard(|| {
@@ -74,16 +74,21 @@ pub unsafe extern "C" fn mp_free(context: mp_context_t, memory: *mut c_void) -> 
     })
 }
 
-/// Frees memory of `mp_alloc` after all work that is now enqueued in `stream`, without waiting for it. As with
-/// `cudaFreeAsync`, work of other streams that uses the memory must be ordered before that, for example by events.
+/// Frees memory from `mp_alloc` or `mp_alloc_shared` in stream order: after all work that is now enqueued in `stream`.
+/// Does not block. NULL does nothing.
 ///
-/// The memory counts as freed when the call returns: plans that use it, and handles of it, are rejected. The driver
-/// gets its bytes back later, which may wait for the GPU: in a later `mp_free` or `mp_context_destroy`, or if an
-/// `mp_alloc` finds no free memory; on the host backend in the next allocation. NULL does nothing. May be called from
-/// any thread, but not from a host function.
+/// As with `cudaFreeAsync`, work in other streams that uses the memory must be ordered before that point, for example
+/// by events. As soon as the call returns, the memory counts as freed: plans and exported handles that use it are
+/// rejected. May be called from any thread, but not from a host function.
 ///
-/// Errors, after which the caller still owns the memory: `MP_ERROR_INVALID_HANDLE` for context or stream;
-/// `MP_ERROR_INVALID_POINTER` as for `mp_free`; `MP_ERROR_NOT_SUPPORTED` while `stream` is being captured.
+/// The memory is returned to the driver later, and that may block. On CUDA it is returned by a later `mp_free` or
+/// `mp_context_destroy`, or by an `mp_alloc` that finds no free memory. On the host backend the next allocation returns
+/// it.
+///
+/// Errors, after which the caller still owns the memory:
+/// - `MP_ERROR_INVALID_HANDLE` for the context or the stream.
+/// - `MP_ERROR_INVALID_POINTER` under the conditions of `mp_free`.
+/// - `MP_ERROR_NOT_SUPPORTED` while `stream` is being captured.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_free_async(context: mp_context_t, memory: *mut c_void, stream: mp_stream_t) -> mp_status_t {
     guard(|| {
@@ -95,21 +100,24 @@ pub unsafe extern "C" fn mp_free_async(context: mp_context_t, memory: *mut c_voi
     })
 }
 
-/// Pins `bytes` bytes of the program's own host memory at `pointer`, for example an array, a mapped file or memory of
-/// another library. Plans made from now on copy from and to this memory directly, over all links.
+/// Pins `bytes` bytes of host memory that the program has allocated itself, for example an array, a mapped file or
+/// memory of another library. Plans created afterwards copy this memory directly, over all links.
 ///
-/// The caller keeps ownership of the memory. Until `mp_memory_unregister`, the memory must stay mapped and no other
-/// memory may be mapped at its address, because copies keep using the pinned pages. Read-only memory can be a source if
-/// the driver pins such memory.
+/// The caller keeps ownership. Until `mp_memory_unregister`, the memory must stay mapped at the same address, because
+/// copies keep using the pinned pages. Read-only memory can be a source if the driver can pin it. Whole pages are
+/// pinned. Other processes cannot map this memory.
 ///
-/// Blocks: threads make all pages resident, in huge pages if `huge_pages` is 1 and the system supports them, and pin
-/// the range in pieces that end at multiples of 1 GiB. Time per GiB on two H200 (2026-11-27): 85 ms to make pages
-/// resident (48 ms in huge pages) and 33 ms (22 ms) to pin. A copy that spans several pieces counts as several
-/// transfers of its plan. A window of a node plan must be within one piece. Other processes cannot map such memory.
-/// Whole pages are pinned. May be called from any thread, but not from a host function.
+/// Blocks while threads of the library make all pages resident and pin them. If `huge_pages` is 1, huge pages are used
+/// if the system supports them. Time per GiB on two H200 (2026-11-27): 85 ms to make pages resident and 33 ms to pin
+/// them; with huge pages 48 ms and 22 ms.
+///
+/// The range is pinned in segments that end at multiples of 1 GiB. A copy that spans several segments counts as several
+/// transfers of its plan. A window (`mp_window_t`) must be within one segment.
+///
+/// May be called from any thread, but not from a host function.
 ///
 /// Errors, after which nothing is pinned:
-/// - `MP_ERROR_INVALID_ARGUMENT` for 0 bytes, or if `huge_pages` is neither 0 nor 1.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `bytes` is 0, or if `huge_pages` is neither 0 nor 1.
 /// - `MP_ERROR_INVALID_POINTER` for NULL, and if the range contains memory of the context, memory of the driver, or
 ///   unmapped addresses.
 /// - `MP_ERROR_NOT_SUPPORTED` for memory that another library has pinned or that the driver cannot pin.
@@ -128,15 +136,16 @@ pub unsafe extern "C" fn mp_memory_register(context: mp_context_t, pointer: *mut
     })
 }
 
-/// Unpins memory that `mp_memory_register` pinned. Waits until all work that the context has enqueued so far has
-/// finished. Plans that use the memory can no longer be executed. Plans made afterwards treat it as pageable memory.
-/// NULL does nothing.
+/// Unpins memory that was pinned by `mp_memory_register`. NULL does nothing.
 ///
-/// May be called from any thread, but not from a host function. As with `mp_free`, no other thread may enqueue work
-/// that uses the memory during the call.
+/// Blocks until all work that the context has enqueued so far has finished. Existing plans that use the memory can no
+/// longer be executed. New plans treat it as pageable memory. No other thread may enqueue work that uses the memory
+/// during the call. May be called from any thread, but not from a host function.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if this context has not registered memory that begins
-/// at `pointer`; `MP_ERROR_DRIVER`, after which the memory counts as unregistered.
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_INVALID_POINTER` if no memory registered with this context starts at `pointer`.
+/// - `MP_ERROR_DRIVER`, after which the memory counts as unregistered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_memory_unregister(context: mp_context_t, pointer: *mut c_void) -> mp_status_t {
     guard(|| {

@@ -87,12 +87,15 @@ impl EnvelopeOut {
     }
 }
 
-/// Creates a messenger, through which the ranks of a node exchange messages that match by MPI's rules. All ranks call
-/// it together with the same options; NULL means all defaults. The caller owns `*messenger` and destroys it with
-/// `mp_messenger_destroy`. The messenger keeps its node alive. Messages of different messengers never match.
+/// Creates a messenger, through which the ranks of a node exchange messages. Messages match as in MPI. Messages of
+/// different messengers never match.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_RANK_FAILED`, `MP_ERROR_ALLGATHER`,
-/// `MP_ERROR_NOT_SUPPORTED` if the ranks cannot share memory.
+/// All ranks call it together with equal options. Blocks until all ranks have called it. NULL `options` selects all
+/// defaults. The caller owns `*messenger` and destroys it with `mp_messenger_destroy`. The messenger keeps its node
+/// alive.
+///
+/// Errors: `MP_ERROR_NOT_SUPPORTED` if the ranks cannot share memory; `MP_ERROR_INVALID_HANDLE`,
+/// `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_RANK_FAILED`, `MP_ERROR_ALLGATHER`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_messenger_create(
     node: mp_node_t,
@@ -119,17 +122,20 @@ pub unsafe extern "C" fn mp_messenger_create(
     })
 }
 
-/// Destroys a messenger. Other ranks need not call it. Their later operations with this rank end with
-/// `MP_ERROR_PEER_GONE`. Receives and sends of this rank that have not matched end with `MP_ERROR_CANCELLED`.
+/// Destroys a messenger. Other ranks need not call it at the same time. Their later operations with this rank end with
+/// `MP_ERROR_PEER_GONE`. Sends and receives of this rank that have not matched end with `MP_ERROR_CANCELLED`. May be
+/// called from any thread.
 ///
-/// Blocks until data movement in progress has ended, and until messages that the library has buffered (`mp_send`) were
-/// received or their receivers have left, but at most 10 seconds in total. After that, streams of this rank that wait
-/// for a movement continue without it, the request of the movement ends with an error, and the call returns 2 seconds
-/// later. Destroying the context does the same for all of its messengers together. May be called from any thread.
+/// Blocks, for at most 10 seconds, until data transfers in progress have ended, and until messages that the library has
+/// buffered (see `mp_send`) are received or their receivers have exited. If a data transfer is still in progress then,
+/// its request ends with an error, and streams of this rank that wait for it continue without the data. The call then
+/// returns 2 seconds later.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_TIMEOUT` if buffered messages were not received, or movements have not
-/// ended because a stream has not reached them; their memory must stay allocated until their requests have ended. The
-/// messenger is destroyed nevertheless.
+/// Destroying the context destroys all of its messengers in this way, all at the same time.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_TIMEOUT` if buffered messages were not received, or if data transfers
+/// have not ended because a stream has not reached them. Their memory must stay allocated until their requests have
+/// ended. The messenger is destroyed even then.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_messenger_destroy(messenger: mp_messenger_t) -> mp_status_t {
     guard(|| {
@@ -140,30 +146,31 @@ pub extern "C" fn mp_messenger_destroy(messenger: mp_messenger_t) -> mp_status_t
     })
 }
 
-/// Sends `bytes` bytes at `data` to `rank`, after earlier work in `stream` has written them. `rank` may be the calling
-/// rank. Does not wait.
+/// Sends `bytes` bytes at `data` to rank `rank`, after earlier work in `stream` has written them. `rank` may be the
+/// calling rank. Does not block.
 ///
-/// `metadata` is read during the call and arrives when the message matches; it has at most `MP_MESSAGE_METADATA_BYTES`
-/// bytes. The memory at `data` must stay allocated and unchanged until the request has ended. The caller owns the
-/// request; `request` may be NULL.
+/// The caller owns `*request`. `request` may be NULL. The memory at `data` must stay allocated and unchanged until the
+/// request has ended. `metadata` has `metadata_bytes` bytes, at most `MP_MESSAGE_METADATA_BYTES`. It is read during the
+/// call, and arrives when the message matches.
 ///
-/// Messages from one rank to another do not overtake each other: a receive takes the first message that it matches. GPU
-/// memory and host memory of `mp_alloc_shared` is read directly, and the send ends when the bytes were received. Other
-/// host memory, and host messages of up to 1 KiB, are copied to a buffer of the library in stream order, and the send
-/// ends when they are copied.
+/// Messages from one rank to another do not overtake each other: a receive gets the first message that it matches.
+///
+/// GPU memory and host memory from `mp_alloc_shared` are read directly, and the send ends when the receiver has the
+/// data. Other host memory, and messages of up to 1 KiB in host memory, are first copied to a buffer of the library in
+/// stream order. Such a send ends when this copy has finished.
 ///
 /// Errors:
-/// - `MP_ERROR_QUEUE_FULL` if too many sends of this rank are unreceived, if more than 512 MiB of them are in pageable
-///   memory, or if too many messages wait at `rank`. Nothing was sent. Receive the messages that were sent to this
-///   rank, and call again.
-/// - `MP_ERROR_TIMEOUT` if a rank that was stopped inside a call has held the lock of the other rank's mailbox for 30
-///   seconds. Nothing was sent.
-/// - `MP_ERROR_NOT_SUPPORTED` for GPU memory that cannot be shared, and in a stream that is being captured.
-/// - `MP_ERROR_OUT_OF_MEMORY` if no handle could be created for the request. The message was sent if it matched a
-///   receive immediately, otherwise it was not.
+/// - `MP_ERROR_QUEUE_FULL` if too many sends of this rank are not yet received, if more than 512 MiB of them are in
+///   pageable memory, or if too many messages wait at `rank`. Nothing was sent. Receive the messages that were sent to
+///   this rank, and call again.
+/// - `MP_ERROR_TIMEOUT` if the message queue of `rank` was locked for 30 seconds by a process that was stopped inside a
+///   call. Nothing was sent.
+/// - `MP_ERROR_NOT_SUPPORTED` for GPU memory that cannot be shared, and if `stream` is being captured.
+/// - `MP_ERROR_OUT_OF_MEMORY` if no request could be created. The message was sent if it matched a receive immediately;
+///   otherwise it was not sent.
 /// - `MP_ERROR_PEER_GONE`, `MP_ERROR_INVALID_POINTER`, `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_INVALID_HANDLE`.
 ///
-/// The request ends with `MP_ERROR_PEER_GONE` if the receiver exits before the bytes have moved.
+/// The request ends with `MP_ERROR_PEER_GONE` if the receiver exits before it has the data.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_send(
     messenger: mp_messenger_t,
@@ -185,18 +192,23 @@ pub unsafe extern "C" fn mp_send(
     })
 }
 
-/// Receives a message into `bytes` bytes at `data`. The message comes from `rank`, or with `MP_ANY_RANK` from any rank.
-/// Its tag equals `tag` in the bits of `mask`: all bits set accept exactly this tag, 0 accepts any tag. Does not wait.
+/// Receives a message into the buffer of `bytes` bytes at `data`. Does not block.
 ///
-/// The bytes are written after earlier work in `stream`. Later work in the stream does not wait for them; see
-/// `mp_stream_wait_request`. The memory must stay allocated until the request has ended. The caller owns the request. A
-/// message shorter than the buffer leaves the rest of the buffer unchanged. For pageable host memory, the thread that
-/// waits for the request, or the thread `mpgpu-callback`, copies the bytes from a buffer of the library.
+/// The receive accepts a message from rank `rank`, or from any rank with `MP_ANY_RANK`. Only the tag bits that are set
+/// in `mask` must equal those of `tag`: with all bits set only this tag is accepted, and with 0 any tag.
 ///
-/// The request ends with `MP_ERROR_MESSAGE_TRUNCATED` if the message is longer than the buffer. The message stays the
-/// first one that a matching receive takes. The request ends with `MP_ERROR_PEER_GONE` if the sender has exited. With
-/// `MP_ANY_RANK` it does so if any rank died during the wait, because the message could have been that rank's; later
-/// receives from any rank match messages of the remaining ranks.
+/// The data are written after earlier work in `stream`. Later work in the stream does not wait for the data; use
+/// `mp_stream_wait_request` for that. The buffer must stay allocated until the request has ended. The caller owns
+/// `*request`. If the message is shorter than the buffer, the rest of the buffer is unchanged. If the buffer is
+/// pageable host memory, the thread that waits for the request or the thread `mpgpu-callback` copies the data from a
+/// buffer of the library.
+///
+/// The request ends with an error in these cases:
+/// - `MP_ERROR_MESSAGE_TRUNCATED` if the message is longer than the buffer. The message is not lost: the next matching
+///   receive gets it.
+/// - `MP_ERROR_PEER_GONE` if the sender has exited. With `MP_ANY_RANK` also if any rank exited during the wait, because
+///   the message might have been from that rank. Later receives with `MP_ANY_RANK` match messages of the remaining
+///   ranks.
 ///
 /// Errors: the errors of `mp_send`. Nothing is received.
 #[unsafe(no_mangle)]
@@ -218,11 +230,13 @@ pub unsafe extern "C" fn mp_receive(
     })
 }
 
-/// Checks for the message that a receive with this rank, tag and mask would take now, without receiving it. `*found`
-/// receives 1 or 0. If there is a message, `*info` is filled; `info` may be NULL. Does not wait. May be called from any
-/// thread.
+/// Checks whether a message has arrived that a receive with the same `rank`, `tag` and `mask` would get. Does not
+/// receive it. Does not block. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_PEER_GONE` if there is no message and `rank` has exited; `MP_ERROR_INVALID_HANDLE`;
+/// `*found` receives 1 if there is such a message, otherwise 0. If it is 1 and `info` is not NULL, `*info` receives the
+/// properties of the message.
+///
+/// Errors: `MP_ERROR_PEER_GONE` if there is no message and `rank` has exited; `MP_ERROR_INVALID_HANDLE`,
 /// `MP_ERROR_INVALID_ARGUMENT`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_message_probe(
@@ -242,9 +256,12 @@ pub unsafe extern "C" fn mp_message_probe(
     })
 }
 
-/// Returns the message of a request. `*matched` receives 1 for a send, and for a receive or fetch that has matched;
-/// otherwise 0. If it is 1, `*info` is filled; `info` may be NULL. After a truncation the message is the one that was
-/// too long. Does not wait. The request stays valid. May be called from any thread.
+/// Returns the properties of the message that belongs to a request. Does not block. The request stays valid. May be
+/// called from any thread.
+///
+/// `*matched` receives 1 for a send, and for a receive or fetch that has matched; otherwise 0. If it is 1 and `info` is
+/// not NULL, `*info` receives the properties. After `MP_ERROR_MESSAGE_TRUNCATED` they are those of the message that was
+/// too long.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 #[unsafe(no_mangle)]
@@ -258,12 +275,12 @@ pub unsafe extern "C" fn mp_message_get_info(request: mp_request_t, matched: *mu
     })
 }
 
-/// Describes `bytes` bytes at `data`, after earlier work in `stream` has written them, so that another rank of the node
-/// can fetch them. Does not wait.
+/// Creates a descriptor of the `bytes` bytes at `data`, with which one other rank of the node can copy (fetch) them to
+/// its own memory. The data are valid after earlier work in `stream` has written them. Does not block.
 ///
-/// The program passes the descriptor to one rank by any means. That rank copies the bytes to its own memory with
-/// `mp_message_fetch`, once, at any time. The memory must stay allocated and unchanged until the request has ended. If
-/// the fetching rank has exited, cancel the request.
+/// The program sends the descriptor to the other rank in any way. That rank calls `mp_message_fetch` once, at any time.
+/// The memory must stay allocated and unchanged until the request `*released` has ended. The caller owns `*released`.
+/// If the other rank has exited without fetching, cancel the request.
 ///
 /// Errors: the errors of `mp_send`.
 #[unsafe(no_mangle)]
@@ -285,12 +302,17 @@ pub unsafe extern "C" fn mp_message_describe(
     })
 }
 
-/// Fetches the buffer of a descriptor into `bytes` bytes at `data`, after earlier work in `stream`; otherwise as
-/// `mp_receive`. `messenger` must be the one that was created together with the describing rank's messenger.
+/// Copies the data that a descriptor from `mp_message_describe` describes into the buffer of `bytes` bytes at `data`,
+/// after earlier work in `stream`. Does not block. Buffer, stream and request behave as in `mp_receive`.
 ///
-/// Errors: the errors of `mp_receive`. `MP_ERROR_MESSAGE_TRUNCATED` if the buffer is too small; a larger buffer can
-/// still fetch the bytes. `MP_ERROR_INVALID_ARGUMENT` for a descriptor of another messenger, or one that was already
-/// fetched or cancelled.
+/// `messenger` must be this rank's messenger of the same `mp_messenger_create` call as the messenger that created the
+/// descriptor.
+///
+/// Errors:
+/// - The errors of `mp_receive`.
+/// - `MP_ERROR_MESSAGE_TRUNCATED` if the buffer is too small. A fetch with a larger buffer can still get the data.
+/// - `MP_ERROR_INVALID_ARGUMENT` for a descriptor of another messenger, and for one that was already fetched or
+///   cancelled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_message_fetch(
     messenger: mp_messenger_t,

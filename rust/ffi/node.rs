@@ -44,31 +44,34 @@ impl Allgather for AllgatherCallback {
     }
 }
 
-/// Creates a node: a group of processes on one machine, each with its own context, that plan together. This process is
-/// rank `rank` of `ranks`.
+/// Creates a node: a group of processes (ranks) on one machine that plan their copies together. Each process has its
+/// own context. This process is rank `rank` of `ranks`.
 ///
-/// All ranks call this function together, with the same kind of context. They exchange the list of their GPUs and
-/// choose a topology that contains all of them. This works even if each process sees only one GPU
-/// (`CUDA_VISIBLE_DEVICES`). Blocks until all ranks have called it. NULL `options` means all defaults. The caller owns
-/// `*node` and destroys it with `mp_node_destroy`.
+/// All ranks call this function together, with contexts of the same backend. Blocks until all ranks have called it. The
+/// ranks exchange their lists of GPUs and choose a topology that contains all of them. This works even if each process
+/// sees only one GPU (`CUDA_VISIBLE_DEVICES`). NULL `options` selects all defaults. The caller owns `*node` and
+/// destroys it with `mp_node_destroy`.
 ///
-/// `allgather` gathers `bytes` bytes of every rank on every rank, in rank order, as `MPI_Allgather` does on a
-/// communicator of these ranks. It returns 0 on success and any other number on failure. The library calls it with
-/// `user`, during calls that all ranks make together, on the thread that makes them. It must remain usable for as long
-/// as the node exists, and must not make such a call on the same node. It may be NULL if there is only one rank, or if
-/// `options->socket` is the path of a socket at which the ranks meet. Only processes of one user can meet at a socket.
-/// If a file already exists at the path, the call fails, unless a killed job of this user left it.
+/// `allgather` gathers data from all ranks on all ranks, like `MPI_Allgather` (see `mp_allgather_t`). The library calls
+/// it with `user`, on the calling thread, during collective calls of this library. It must remain usable as long as the
+/// node exists. It must not make a collective call of this library on the same node. It may be NULL if there is only
+/// one rank or if `options->socket` is set.
 ///
-/// The calls that all ranks make together are this one, `mp_node_plan`, `mp_node_tune_partitions`, `mp_node_allgather`
-/// and `mp_messenger_create`. All ranks make the same calls on a node in the same order, one at a time. Ranks that are
-/// in different calls get `MP_ERROR_RANK_FAILED`. A failure of one rank, including a rejected argument, makes the call
-/// fail on all ranks. The failing rank returns its own status. The others return `MP_ERROR_RANK_FAILED` and the reason,
-/// except that `MP_ERROR_NOT_SUPPORTED` is returned on every rank. The other ranks cannot be notified if `rank` or
-/// `ranks` is out of range, or if the socket is rejected.
+/// With `options->socket` the ranks connect over a Unix socket instead. All of them must be processes of one user. If a
+/// file already exists at the path, the call fails, unless a killed job of this user left the file there.
+///
+/// Collective calls, which all ranks make together, are this function, `mp_node_plan`, `mp_node_tune_partitions`,
+/// `mp_node_allgather` and `mp_messenger_create`:
+/// - All ranks make the same collective calls on a node in the same order, one at a time. Ranks that are in different
+///   calls get `MP_ERROR_RANK_FAILED`.
+/// - If one rank fails, for example because an argument is invalid, the call fails on all ranks. The failing rank
+///   returns its own error. The other ranks return `MP_ERROR_RANK_FAILED`, with the reason in the text.
+///   `MP_ERROR_NOT_SUPPORTED` is returned on every rank.
+/// - Exception: the other ranks cannot be notified if `rank` or `ranks` is out of range, or if the socket is rejected.
 ///
 /// Errors:
-/// - `MP_ERROR_NOT_SUPPORTED` if ranks are on other machines, in other containers or of other users, or if no rank
-///   knows how the GPUs are connected.
+/// - `MP_ERROR_NOT_SUPPORTED` if the ranks are on different machines, in different containers or of different users, or
+///   if no rank knows how the GPUs are connected.
 /// - `MP_ERROR_RANK_FAILED`, `MP_ERROR_ALLGATHER`, `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT`,
 ///   `MP_ERROR_INVALID_DEVICE`.
 #[unsafe(no_mangle)]
@@ -127,15 +130,14 @@ pub(super) fn handed<T>(node: &NodeGroup, call: Collective, parse: impl FnOnce()
     })
 }
 
-/// Joins the current or next collective call of the other ranks as a failed rank. That call then fails on them with
-/// `MP_ERROR_RANK_FAILED` and `reason`, which may be NULL.
+/// Makes the current or next collective call of the other ranks fail. It fails on them with `MP_ERROR_RANK_FAILED` and
+/// the text `reason`, which may be NULL. Blocks until the other ranks have made their call.
 ///
-/// Use this if a rank cannot make the call itself, for example because it could not allocate memory. A call that
-/// rejects its own arguments notifies the other ranks without this function. Blocks until the other ranks have made
-/// their call.
+/// Use this function if this rank cannot make the collective call itself, for example because it could not allocate
+/// memory. A collective call that rejects its own arguments already notifies the other ranks.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_ARGUMENT` if `reason` is not UTF-8. The other ranks are notified nevertheless.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `reason` is not UTF-8. The other ranks are notified even then.
 /// - `MP_ERROR_RANK_FAILED` if the other ranks are in different calls.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_ALLGATHER`.
 #[unsafe(no_mangle)]
@@ -147,16 +149,17 @@ pub unsafe extern "C" fn mp_node_fail(node: mp_node_t, reason: *const c_char) ->
     })
 }
 
-/// Gathers `bytes` bytes of every rank on every rank, in rank order, as `MPI_Allgather` does. All ranks call it
-/// together. Blocks until they have.
+/// Gathers `bytes` bytes from every rank of the node on every rank, in rank order, like `MPI_Allgather`. All ranks call
+/// it together. Blocks until all ranks have called it.
 ///
-/// Programs use it for their own communication between the ranks of a node. It is ordered with the other collective
-/// calls of the library, so ranks that are in different calls get an error instead of waiting for each other. `call` is
-/// a name of 1 to 46 bytes of UTF-8 that appears in errors. Ranks that pass different names are in different calls.
-/// `receive` has room for `bytes` bytes of each rank. `send` and `receive` may be NULL for 0 bytes, which makes the
-/// call a barrier.
+/// `receive` has room for `bytes` bytes of each rank. If `bytes` is 0, `send` and `receive` may be NULL; the call is
+/// then a barrier.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` (also if ranks pass different numbers of bytes),
+/// Programs use this function for their own communication between ranks. It is ordered with the other collective calls
+/// of the library. Therefore ranks that are in different calls get an error instead of a deadlock. `call` is a name for
+/// this call in error texts, 1 to 46 bytes of UTF-8. Ranks that pass different names count as being in different calls.
+///
+/// Errors: `MP_ERROR_INVALID_ARGUMENT`, also if ranks pass different values of `bytes`; `MP_ERROR_INVALID_HANDLE`,
 /// `MP_ERROR_RANK_FAILED`, `MP_ERROR_ALLGATHER`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_node_allgather(
@@ -185,15 +188,17 @@ pub unsafe extern "C" fn mp_node_allgather(
     })
 }
 
-/// Writes the GPUs that this rank uses, as its context numbers them. These are the GPUs of `options->devices`, or this
-/// rank's part of the visible GPUs. If several ranks list the same GPU, the rank with the fewest GPUs so far uses it,
-/// the lowest one among equals.
+/// Lists the GPUs that this rank uses, in the numbering of its context. These are the GPUs of `options->devices` or,
+/// without that list, this rank's share of the visible GPUs. If several ranks list the same GPU, the rank that has the
+/// fewest GPUs so far uses it; among equals, the lowest rank.
 ///
-/// `*count` receives the number of GPUs. If `devices` is NULL, nothing else is written; otherwise it has room for
-/// `capacity` numbers. May be called from any thread.
+/// `*count` receives the number of GPUs. If `devices` is NULL, only `*count` is written. Otherwise `devices` has room
+/// for `capacity` numbers. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_INVALID_ARGUMENT` if `count` is NULL or `capacity` is too small; in the
-/// latter case `*count` still receives the number of GPUs, and `devices` is not written.
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `count` is NULL or `capacity` is too small. In the latter case `*count` receives
+///   the number of GPUs, and `devices` is not written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_node_devices(node: mp_node_t, devices: *mut i32, capacity: usize, count: *mut usize) -> mp_status_t {
     guard(|| {
@@ -212,11 +217,14 @@ pub unsafe extern "C" fn mp_node_devices(node: mp_node_t, devices: *mut i32, cap
     })
 }
 
-/// Writes the first GPU that this rank uses to `*device`. `mp_node_devices` writes all of them. May be called from any
-/// thread.
+/// Returns the first GPU that this rank uses in `*device`, in the numbering of its context. `mp_node_devices` returns
+/// all of them. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_INVALID_ARGUMENT` if `device` is NULL, or if the rank uses no GPU
-/// because there are more ranks than GPUs or another rank has listed the same GPU; `*device` is then not written.
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `device` is NULL.
+/// - `MP_ERROR_INVALID_ARGUMENT` also if the rank uses no GPU, because there are more ranks than GPUs or another rank
+///   uses the GPU that both have listed. `*device` is then not written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_node_device(node: mp_node_t, device: *mut i32) -> mp_status_t {
     guard(|| {
@@ -226,8 +234,9 @@ pub unsafe extern "C" fn mp_node_device(node: mp_node_t, device: *mut i32) -> mp
     })
 }
 
-/// Destroys a node. Its plans and messengers stay valid and are destroyed separately, before or after the node
-/// (docs/guide/concepts.md, "Ending"). Other ranks need not call it. May be called from any thread.
+/// Destroys a node. Its plans and messengers stay valid, and are destroyed separately, before or after the node
+/// (docs/guide/concepts.md, "Ending"). The other ranks need not call it at the same time. May be called from any
+/// thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
@@ -235,47 +244,50 @@ pub extern "C" fn mp_node_destroy(node: mp_node_t) -> mp_status_t {
     guard(|| if NODES.is_inherited(node.addr()) { Ok(()) } else { NODES.remove(node.addr(), c"node").map(drop) })
 }
 
-/// Plans all transfers between the ranks of a node in one step.
+/// Plans all copies between the ranks of a node together, so that they do not compete for links. All ranks call it
+/// together. Blocks until all ranks have called it.
 ///
-/// All ranks call it together. Each rank passes its windows, which are the memory that transfers may refer to, and
-/// transfers that it sends or receives. One of the two ranks passes each transfer. All ranks get the same plan, and
-/// each executes its part by `mp_execute`.
+/// Arguments:
+/// - `windows` are the memory ranges of this rank from or to which transfers copy. A window is on a device of the node
+///   or in host memory. Ranks can access each other's host memory only if it is from `mp_alloc_shared`.
+/// - `transfers` are copies that this rank sends or receives. Only one of the two ranks passes each transfer.
+///   Destinations must not overlap each other or a source.
+/// - `partitions` divides the transfers into partitions. Each partition is copied as soon as its producer marks it
+///   ready; see `mp_plan_arm`. `MP_PARTITION_OPTIONS_INIT` lets the library choose their number and what performs the
+///   copies. NULL copies whole transfers. It must be equal on all ranks.
+/// - `options` must be equal on all ranks. NULL selects all defaults.
+/// - All arrays are read during the call only. The memory of the windows must stay allocated until this rank has
+///   destroyed the plan.
+/// - The caller owns `*plan` and destroys it with `mp_plan_destroy`. The plan has its own staging buffers.
 ///
-/// A rank that does not know the position of the bytes in the other rank's memory passes a send or receive descriptor.
-/// It contains the rank's own end; the other end consists of the other rank, `MP_BY_TAG` as the window and a tag as the
-/// offset. The other rank passes the matching descriptor. Descriptors match as MPI messages do, by source, destination
-/// and tag, in the order in which each rank passes them, and must have the same size. A descriptor without a match is
-/// an error.
+/// Send and receive descriptors: a rank that does not know the position of the data in the other rank's memory passes a
+/// transfer in which the other rank's window is `MP_BY_TAG` and the offset is a tag. The other rank passes the matching
+/// descriptor. Descriptors match as in MPI: by source, destination and tag, in the order in which each rank passes
+/// them. Both must have the same size. A descriptor without a match is an error.
 ///
-/// A window is on a device of the node or in host memory from `mp_alloc_shared`. Only the rank that owns other host
-/// memory can move it. Destinations must not overlap each other or a source. `windows` and `transfers` are read during
-/// the call only. The memory must stay allocated until this rank has destroyed the plan. `options` must be equal on all
-/// ranks; NULL means all defaults. The caller owns `*plan` and destroys it with `mp_plan_destroy`. The plan has its own
-/// staging memory.
+/// Execution: `mp_execute` enqueues this rank's part of one step, which is one execution of the plan by all ranks.
+/// - Later work in the stream sees all data that this rank receives in the step, and may overwrite the data that it
+///   sent.
+/// - Every rank executes every step, even if it sends and receives nothing, because it may forward data of other ranks.
+/// - A rank may be any number of steps ahead. Data are written only after the receiving rank's stream has reached the
+///   step.
+/// - The steps of a plan run in order, regardless of the streams and threads that enqueue them.
+/// - In a stream that is being captured, the step becomes part of the graph.
+/// - A single process can use these plans with a node of one rank.
 ///
-/// `mp_execute` of such a plan enqueues this rank's part of one step. Later work in the stream sees all bytes that this
-/// rank receives in the step, and may overwrite the bytes that it sent. Every rank executes every step, even if it
-/// sends and receives nothing, because it may relay bytes for others. A rank may be any number of steps ahead: no byte
-/// is written before the receiving rank's stream has reached the step. The steps of a plan run in order, regardless of
-/// the streams and threads that enqueue them. In a stream that is being captured, the step becomes part of the graph.
-///
-/// If several plans share a stream, all ranks must enqueue their steps in the same order, or the ranks deadlock.
-/// Outside of captures, `mp_execute` detects two ranks that wait for each other because their orders differ (plans
-/// without partitions, at most 255 steps apart). It then rejects the step with `MP_ERROR_INVALID_ARGUMENT`, and the
-/// plan fails on both ranks with `MP_ERROR_PEER_GONE`.
-///
-/// With `partitions`, each partition of a transfer moves as soon as its producer marks it ready, while the rest is
-/// still being produced; see `mp_plan_arm`. `partitions` must be equal on all ranks. With `MP_PARTITION_OPTIONS_INIT`
-/// the model chooses the number of partitions and the agent. NULL moves whole transfers. A single process uses a node
-/// of one rank.
+/// Several plans in one stream: all ranks must enqueue the steps of these plans in the same order, otherwise the ranks
+/// deadlock. `mp_execute` detects this deadlock between two ranks outside of captures, for plans without partitions
+/// that are at most 255 steps apart. It then fails with `MP_ERROR_INVALID_ARGUMENT`, and the plan fails on both ranks
+/// with `MP_ERROR_PEER_GONE`.
 ///
 /// Errors:
 /// - The errors of `mp_plan`.
-/// - `MP_ERROR_RANK_FAILED` with the reason of the failed rank. `MP_ERROR_NOT_SUPPORTED` is returned on every rank.
+/// - `MP_ERROR_RANK_FAILED` if another rank failed. The text contains its reason.
 /// - `MP_ERROR_ALLGATHER`.
 /// - `MP_ERROR_NOT_SUPPORTED` with `MPGPU_VERIFY=bytes`, and for memory that other processes cannot map. With
-///   partitions also if a rank would read host memory of another rank, whose producers cannot notify it.
-/// - `MP_ERROR_INVALID_ARGUMENT` with partitions, for a count or an agent out of range.
+///   partitions also if a rank would read host memory of another rank, because that rank's producers cannot notify it.
+///   Returned on every rank.
+/// - `MP_ERROR_INVALID_ARGUMENT` if the number of partitions or the agent is out of range.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_node_plan(
     node: mp_node_t,

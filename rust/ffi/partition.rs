@@ -26,24 +26,27 @@ pub(super) fn partitioning_of(options: &mp_partition_options_t) -> Result<Partit
     Ok(Partitioning { count, agent })
 }
 
-/// Finds the fastest partitioning of transfers for the kernels that produce them, by trial.
+/// Measures how best to divide transfers into partitions, and returns the fastest options in `*best`, which is equal on
+/// all ranks. Pass `best` to `mp_node_plan`.
 ///
-/// Plans about ten candidates for each agent, with different numbers of partitions, as `mp_node_plan` does. Executes
-/// each candidate several times, with `produce` launching the producers, and selects the one whose median step is
-/// shortest on the slowest rank. Candidates that cannot be planned are skipped. `*best` is equal on all ranks; pass it
-/// to `mp_node_plan`. The tuning file keeps all trials. `mpgpu tune partitions` prints and plots them, and
-/// `MP_AGENT_AUTO` uses the best of them without `MP_AGENT_PRODUCER` (docs/reference/tuning.md).
+/// All ranks call it together, with equal `tuning` and `options`. Each rank passes the transfers that it sends. The
+/// call creates a stream on each rank. The destinations are overwritten. Blocks until all measurements have finished.
+/// May be called from any thread, but not from a host function.
 ///
-/// All ranks call it together, with the same `tuning` and options. Each rank passes the transfers that it sends. The
-/// call creates a stream on each rank. Destinations are overwritten. Blocks. May be called from any thread, but not
-/// from a host function.
+/// For each agent (what performs the copies) in `tuning->agents`, the function plans about ten candidates with
+/// different numbers of partitions. It executes each candidate several times, and calls `produce` to enqueue the
+/// producers. The best candidate has the shortest median time on the slowest rank. Candidates that cannot be planned
+/// are skipped.
+///
+/// Rank 0 stores all measurements in the tuning file. `mpgpu tune partitions` prints and plots them. `MP_AGENT_AUTO`
+/// uses the best of them, except those of `MP_AGENT_PRODUCER` (docs/reference/tuning.md).
 ///
 /// Errors:
 /// - The errors of `mp_node_plan`, if no candidate can be planned.
-/// - `MP_ERROR_INVALID_ARGUMENT` for agents or rounds out of range, for a transfer that another rank sends, and if
-///   `produce` failed.
-/// - `MP_ERROR_NOT_SUPPORTED` if the file cannot be written.
-/// - `MP_ERROR_ENVIRONMENT` if the file belongs to another machine.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `agents` or `rounds` is out of range, if another rank sends one of the transfers,
+///   or if `produce` failed.
+/// - `MP_ERROR_NOT_SUPPORTED` if the tuning file cannot be written.
+/// - `MP_ERROR_ENVIRONMENT` if the tuning file belongs to another machine.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)]
 pub unsafe extern "C" fn mp_node_tune_partitions(
@@ -135,39 +138,43 @@ fn trigger_of(of: &Trigger) -> mp_trigger_t {
     }
 }
 
-/// Begins a step of a plan with partitions, in stream order, and returns. The step starts after all earlier work in
-/// `stream` and after the previous step. Consumers of the previous step's partitions must be ordered before this call.
+/// Begins a step (one execution) of a plan with partitions, in stream order. Does not block. The step starts after all
+/// earlier work in `stream` and after the previous step. Order consumers of the previous step's partitions before this
+/// call. May be called from any thread, but not from a host function.
 ///
 /// A step consists of three calls:
 /// 1. `mp_plan_arm` begins the step.
-/// 2. The caller enqueues the producers of the partitions, in `stream` or in a stream that has waited for it. The
-///    producers are kernels that mark partitions ready through the trigger from `mp_plan_get_trigger`
-///    (mpgpu/trigger.cuh).
-/// 3. `mp_execute` enqueues the movement of the partitions and the end of the step. Later work in its stream sees all
-///    bytes that this rank receives in the step, and may overwrite the bytes that it sent.
+/// 2. The caller enqueues the producers, in `stream` or in a stream that has waited for it. Producers are kernels that
+///    compute the data and mark each partition ready through its trigger (`mp_plan_get_trigger`, mpgpu/trigger.cuh).
+/// 3. `mp_execute` enqueues the copies of the partitions and the end of the step. Later work in its stream sees all
+///    data that this rank receives in the step, and may overwrite the data that it sent.
 ///
-/// After `mp_plan_arm`, receivers may check through the trigger whether each partition has arrived. All three calls may
-/// be captured, in one capture. Each partition must be marked ready once per step, even if its data has not changed.
+/// After `mp_plan_arm`, receivers may check through the trigger whether a partition has arrived. All three calls may be
+/// captured, in the same capture. Each partition must be marked ready once per step, even if its data have not changed.
 ///
-/// Every producer must be enqueued before `mp_execute` of the same step. Otherwise, on CUDA, the operation that waits
-/// for a producer may precede it in a hardware queue, and both deadlock. With `MP_AGENT_PRODUCER`, and with
-/// `MP_AGENT_AUTO` if `arrivals` is off, the stream of `mp_execute` must be ordered after the producers, because the
-/// producers may store the bytes or all bytes may move after them.
+/// Order: enqueue every producer before `mp_execute` of the same step. Otherwise CUDA may place the operation that
+/// waits for a producer before that producer in a hardware queue, and both deadlock. With `MP_AGENT_PRODUCER`, and with
+/// `MP_AGENT_AUTO` if `arrivals` is off, the stream of `mp_execute` must also be ordered after the producers. The
+/// reason is that the producers may store the data themselves, or that all data may be copied after the producers.
 ///
-/// Each call must be followed by one `mp_execute`. If a plan is destroyed between the two, the other ranks get
-/// `MP_ERROR_PEER_GONE`. The destinations of their writes in this step must then stay allocated until they have
-/// destroyed their plans. May be called from any thread, but not from a host function.
+/// Each call must be followed by one `mp_execute`. If the plan is destroyed before that, the other ranks get
+/// `MP_ERROR_PEER_GONE`. The memory to which they write in this step must then stay allocated until they have destroyed
+/// their plans.
 ///
-/// Errors: the errors of `mp_execute`; `MP_ERROR_INVALID_ARGUMENT` if the plan is already armed or has no partitions.
+/// Errors: the errors of `mp_execute`; `MP_ERROR_INVALID_ARGUMENT` if a step has already begun or the plan has no
+/// partitions.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_plan_arm(plan: mp_plan_t, stream: mp_stream_t) -> mp_status_t {
     guard(|| Ok(node_plan(plan)?.arm(StreamHandle(stream.addr()))?))
 }
 
-/// Fills `*trigger` with the addresses that kernels of this rank need for a transfer. `transfer` is the index, from 0,
-/// among the transfers that `rank` passed. The trigger is the same for all steps. May be called from any thread.
+/// Fills `*trigger` with the addresses that kernels of this rank need to mark partitions of a transfer ready, or to
+/// detect their arrival. The trigger is the same for all steps and is valid until the plan is destroyed. May be called
+/// from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_INVALID_ARGUMENT` if the plan has no partitions, if the transfer does
+/// `transfer` is the index, from 0, in the list of transfers that rank `rank` passed to `mp_node_plan`.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if the plan has no partitions, if the transfer does
 /// not exist, or if this rank neither sends nor receives it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_plan_get_trigger(plan: mp_plan_t, rank: u32, transfer: usize, trigger: *mut mp_trigger_t) -> mp_status_t {
@@ -178,16 +185,16 @@ pub unsafe extern "C" fn mp_plan_get_trigger(plan: mp_plan_t, rank: u32, transfe
     })
 }
 
-/// Blocks the calling thread until the last executed step has finished on this rank, but at most `seconds`. Use it to
-/// find a producer that never marks its partitions ready: the error lists the missing partitions.
+/// Blocks until the last enqueued step of a plan with partitions has finished on this rank, but at most `seconds`
+/// seconds. Use it to find a producer that never marks its partitions ready: the error text lists the missing
+/// partitions. It does not wait for captured steps. May be called from any thread, but not from a host function.
 ///
-/// After an error the step continues. If it has not ended 10 seconds after the start of `mp_plan_destroy`, that call
-/// ends it without this rank's missing partitions and returns `MP_ERROR_TIMEOUT`. For partitions of another rank it
-/// waits until that rank has marked them ready or has destroyed its plan. This function does not wait for captured
-/// steps. May be called from any thread, but not from a host function.
+/// After an error the step continues. If partitions of this rank are still missing 10 seconds after the start of
+/// `mp_plan_destroy`, that call ends the step without them and returns `MP_ERROR_TIMEOUT`. For missing partitions of
+/// another rank, `mp_plan_destroy` waits until that rank has marked them ready or has destroyed its plan.
 ///
-/// Errors: `MP_ERROR_TIMEOUT`; `MP_ERROR_PEER_GONE`; `MP_ERROR_INVALID_ARGUMENT` if `seconds` is negative or not a
-/// number, or the plan has no partitions; `MP_ERROR_INVALID_HANDLE`.
+/// Errors: `MP_ERROR_TIMEOUT`, `MP_ERROR_PEER_GONE`, `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if
+/// `seconds` is negative or not a number, or if the plan has no partitions.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_plan_synchronize(plan: mp_plan_t, seconds: f64) -> mp_status_t {
     guard(|| {

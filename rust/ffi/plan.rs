@@ -49,23 +49,26 @@ pub(super) fn forget_all(context: &Arc<Context>) {
     PLANS.purge(|entry| Arc::ptr_eq(&entry.context, context));
 }
 
-/// Plans a batch of transfers together, so that they do not compete for links.
+/// Plans a batch of transfers together, so that they do not compete for links. Blocks for some microseconds. May be
+/// called from any thread.
 ///
-/// Blocks for some microseconds. Planning the same request again is a look-up in the context's plan cache. A request of
-/// the same shape as a cached plan is checked and bound to its addresses without being planned again. Two requests have
-/// the same shape if they have equally many transfers in the same order, each between the same devices and kinds of
-/// memory and of the same size. The shape also includes which sources of 1 MiB or more several transfers share.
+/// `transfers` has `count` elements. They run in no particular order. No destination may overlap another destination or
+/// any source of the batch. Sources may overlap. If `count` is 0, the plan does nothing. NULL `options` selects all
+/// defaults. `transfers` and `options` are read during the call only.
 ///
-/// The transfers of a batch run in no particular order. No destination may overlap another destination or any source of
-/// the batch; sources may overlap. With `count` 0 the plan does nothing. `transfers` and `options` are read during the
-/// call only; NULL `options` means all defaults. The memory must stay allocated for as long as the plan is executed: a
-/// plan whose memory was freed with `mp_free` is rejected. The caller owns `*plan` and destroys it with
-/// `mp_plan_destroy`. Staging memory is allocated here on devices that have none yet. May be called from any thread.
+/// The caller owns `*plan` and destroys it with `mp_plan_destroy`. The memory of the transfers must stay allocated as
+/// long as the plan is executed. If it was freed with `mp_free`, executions are rejected. Devices that need staging
+/// buffers and have none yet get them in this call.
+///
+/// Plans are cached in the context. Planning the same request again takes only a look-up. If a cached plan has equal
+/// transfers apart from the addresses, it is reused with the new addresses. Transfers are equal in this sense if they
+/// have the same order, devices, kinds of memory and sizes, and if the same ones share a source of 1 MiB or more.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_POINTER` (NULL, unknown, on another device, or outside its
-///   allocation), `MP_ERROR_OVERLAP`, `MP_ERROR_NO_ROUTE`. The text gives the index of the transfer.
-/// - `MP_ERROR_INVALID_ARGUMENT` for an option.
+/// - `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_OVERLAP`, `MP_ERROR_NO_ROUTE`. The text contains the index of the transfer.
+/// - `MP_ERROR_INVALID_POINTER` for an address that is NULL, unknown, on another device, or outside its allocation. The
+///   text contains the index of the transfer.
+/// - `MP_ERROR_INVALID_ARGUMENT` for an invalid option.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_plan(
@@ -129,14 +132,16 @@ pub(super) fn plan_options(options: &mp_plan_options_t) -> Result<PlanOptions, F
 /// Destroys a plan. Executions in progress still finish. The context may keep the plan in its cache. May be called from
 /// any thread.
 ///
-/// Each rank destroys its handle of a plan of `mp_node_plan` itself, after the last execution that it enqueues. The
-/// call then blocks until the rank's executions have finished. Ranks that have enqueued more executions get
-/// `MP_ERROR_PEER_GONE`; if a rank captures its steps, the others get it only when that rank leaves after a failure.
-/// Staging memory that other ranks use is freed when they have destroyed their handles; `mp_context_destroy` waits up
-/// to five seconds for that.
+/// For a plan from `mp_plan` the call does not block. For a plan from `mp_node_plan`:
+/// - Each rank destroys its own handle, after the last execution that it enqueues.
+/// - The call blocks until the executions that this rank enqueued have finished.
+/// - A rank that has enqueued more executions than this rank gets `MP_ERROR_PEER_GONE`. If this rank has captured its
+///   executions in a graph, other ranks get this error only if this rank exits after a failure.
+/// - Staging buffers that other ranks use are freed when these ranks have destroyed their handles. `mp_context_destroy`
+///   waits up to five seconds for that.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; for a plan of a node also the errors of its executions, and the plan is destroyed
-/// nevertheless.
+/// Errors: `MP_ERROR_INVALID_HANDLE`. For a plan from `mp_node_plan` also the errors of its executions; the plan is
+/// destroyed even then.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_plan_destroy(plan: mp_plan_t) -> mp_status_t {
     guard(|| {
@@ -153,8 +158,9 @@ pub extern "C" fn mp_plan_destroy(plan: mp_plan_t) -> mp_status_t {
 /// Estimated size in bytes of the host memory that the JSON tree of one transfer, path or rejected path takes.
 const DESCRIBED_BYTES: usize = 4096;
 
-/// Describes the plan: its paths, shares, chunks, staging and predicted time, and the reasons why other paths were
-/// rejected. The parameters are those of `mp_context_describe`. May be called from any thread.
+/// Writes a description of the plan: its paths, the share of the data on each path, chunk sizes, staging buffers and
+/// predicted time, and why other paths were rejected. The parameters are those of `mp_context_describe`. May be called
+/// from any thread.
 ///
 /// Errors: the errors of `mp_context_describe`.
 #[unsafe(no_mangle)]
@@ -182,9 +188,9 @@ pub unsafe extern "C" fn mp_plan_describe(
     })
 }
 
-/// Fills `*info` with properties of the plan. May be called from any thread.
+/// Fills `*info` with properties of the plan, for example its predicted time. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `info` is NULL or its size is wrong.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `info` is NULL or `info->size` is wrong.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_info_t) -> mp_status_t {
     guard(|| {
@@ -209,14 +215,16 @@ pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_in
     })
 }
 
-/// Prepares the first execution of the plan in `stream`, so that it takes no longer than later ones.
+/// Performs the one-time setup for executions of the plan in `stream`, so that the first execution takes no longer than
+/// later ones. Moves no data and enqueues nothing.
 ///
-/// It instantiates graphs, maps memory of other processes, enables access between GPUs, loads kernels, and creates
-/// internal streams and events. It enqueues nothing and moves no data. Other processes need not call it.
+/// The setup instantiates graphs, maps memory of other processes, enables access between GPUs, loads kernels, and
+/// creates internal streams and events. It may take milliseconds, and may block until work on the GPUs has finished.
+/// Other processes need not call it. While `stream` is being captured, no graph is instantiated.
 ///
-/// In a time loop, call it before the first step, once for each plan and stream. It may take milliseconds and may wait
-/// for work of the GPUs. Only the graphs of a limited number of plans are kept, those executed last. While `stream` is
-/// being captured, no graph is instantiated. May be called from any thread, but not from a host function.
+/// In a time loop, call it before the first step, once for each plan and stream. The context keeps graphs only for the
+/// most recently executed plans (`mp_context_options_t::cache_graphs`). May be called from any thread, but not from a
+/// host function.
 ///
 /// Errors: the errors of `mp_execute`.
 #[unsafe(no_mangle)]
@@ -231,26 +239,27 @@ pub extern "C" fn mp_plan_prepare(plan: mp_plan_t, stream: mp_stream_t) -> mp_st
     })
 }
 
-/// Enqueues one execution of the plan in `stream` and returns. The execution starts after all earlier work in `stream`,
-/// and later work in `stream` starts after it. The call does not wait for the device, unless the driver blocks because
-/// the queue of `stream` is full (on CUDA about a thousand operations behind one that waits).
+/// Enqueues one execution of the plan in `stream`. The execution starts after all earlier work in `stream`, and later
+/// work in `stream` starts after the execution.
+///
+/// Does not wait for the device. The driver blocks the call only if the queue of `stream` is full (on CUDA about a
+/// thousand operations). May be called from any thread, but not from a host function.
 ///
 /// `stream` is a stream from `mp_stream_create` of the same context, on CUDA any `cudaStream_t`, or NULL for the
-/// default stream. `request` may be NULL, which is cheapest. Otherwise `*request` receives a handle for `mp_wait` and
-/// `mp_test`, which the caller owns.
+/// default stream. If `request` is not NULL, `*request` receives a request for `mp_wait` and `mp_test`, which the
+/// caller owns. NULL is cheaper.
 ///
-/// A plan may be executed any number of times, in several streams and threads concurrently. The library orders
-/// executions that share staging memory by the order of the calls. The caller must order executions in different
-/// streams that write the same destination. May be called from any thread, but not from a host function.
+/// A plan may be executed any number of times, also concurrently in several streams and threads. Executions that share
+/// staging buffers run in the order of the calls; the library ensures this. The caller must order executions in
+/// different streams that write to the same destination.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_HANDLE` for plan or stream.
+/// - `MP_ERROR_INVALID_HANDLE` for the plan or the stream.
 /// - `MP_ERROR_INVALID_POINTER` if memory of the plan was freed.
-/// - `MP_ERROR_INVALID_ARGUMENT` for a plan with partitions that is not armed.
-/// - `MP_ERROR_INTERNAL` if the program fails its own check (`MPGPU_VERIFY=program`, debug builds). Nothing was
-///   enqueued.
-/// - `MP_ERROR_NOT_SUPPORTED` for operations that a captured stream cannot hold, and for a copy between memory pools or
-///   mappings of two GPUs if neither GPU can access both. Nothing was enqueued.
+/// - `MP_ERROR_INVALID_ARGUMENT` for a plan with partitions if `mp_plan_arm` was not called before.
+/// - `MP_ERROR_INTERNAL` if the plan fails its self-check (`MPGPU_VERIFY=program`, debug builds). Nothing was enqueued.
+/// - `MP_ERROR_NOT_SUPPORTED` for operations that cannot be captured while `stream` is being captured. Also for a copy
+///   between memory pools or virtual memory mappings of two GPUs if neither GPU can access both. Nothing was enqueued.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_execute(plan: mp_plan_t, stream: mp_stream_t, request: *mut mp_request_t) -> mp_status_t {
     guard(|| {

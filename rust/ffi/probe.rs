@@ -8,25 +8,26 @@ use mpgpu_measure::probe::ProbeOptions;
 use std::ffi::c_char;
 use std::path::Path;
 
-/// Measures the machine of a context: the speed of copies between its devices, which copies slow each other down, fixed
-/// costs of copies, and whether the bytes arrive. The result is a topology file. The context itself keeps its current
-/// topology.
+/// Probes (measures) the machine and produces a topology file: the speed of copies between the devices of the context,
+/// which copies slow each other down, the fixed cost of a copy, and whether data arrive intact. The context itself
+/// keeps its current topology.
 ///
-/// NULL `options` means all defaults: a full probe, stored in a file that contexts of this user on these GPUs find from
-/// then on. Only such a probe is also tuned: it searches for better plans than the model's by executing them, for
-/// single copies from and to host memory and, with three or more GPUs, for all-to-alls of all GPUs. Contexts that find
-/// the probe also use its tuned plans. If the search fails, the log has a warning and the probe is stored without
-/// tuning.
+/// Blocks for seconds: a full probe of four H200 takes 25 to 31 s, most of it for tuning. For eight GPUs less than a
+/// minute is estimated. The probe uses memory and streams on every device, and all links. Other programs that use the
+/// machine at the same time distort the result. May be called from any thread, but a context runs only one probe at a
+/// time.
 ///
-/// The probe takes seconds: a full probe of four H200 takes 25 to 31 s, most of it tuning; less than a minute is
-/// estimated for eight GPUs. It uses memory and streams on every device, and all links. Other programs that run
-/// meanwhile distort the result. On the host backend the probe measures copies by CPU threads, and stores them only in
-/// a file that `options` names. A probe that predicts its own check with a median error of more than 20 % is neither
-/// tuned nor stored, and contexts do not use it. Blocks. May be called from any thread, but only one probe of a context
-/// at a time.
+/// NULL `options` selects a full probe. Its result is stored in a file that contexts of this user on these GPUs use
+/// from then on. Only such a probe also tunes: it executes alternative plans and stores those that are faster than the
+/// model's plans. It tunes single copies from and to host memory and, with three or more GPUs, all-to-all operations of
+/// all GPUs. If tuning fails, a log warning is written, and the result is stored without tuning.
+///
+/// The probe checks its own predictions. If their median error exceeds 20 %, the result is not tuned and not stored,
+/// and contexts do not use it. On the host backend the probe measures copies by CPU threads, and stores the result only
+/// if `options` names a file.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_ARGUMENT` for an option.
+/// - `MP_ERROR_INVALID_ARGUMENT` for an invalid option.
 /// - `MP_ERROR_TOPOLOGY` if the file cannot be written.
 /// - `MP_ERROR_NOT_SUPPORTED` if the result is not stored or there is no directory for it. `mp_context_probed` still
 ///   returns the result.
@@ -51,14 +52,17 @@ pub unsafe extern "C" fn mp_context_probe(context: mp_context_t, options: *const
     })
 }
 
-/// Returns the topology file of the last `mp_context_probe` of this context, as TOML (docs/reference/topology.md).
+/// Returns the topology file that the last `mp_context_probe` of this context produced, in TOML
+/// (docs/reference/topology.md).
 ///
-/// `*length` receives the size of the text including its final NUL, bytes. If `text` is NULL, nothing else is written;
-/// otherwise the text is written to `text`, which has `capacity` bytes. May be called from any thread.
+/// `*length` receives the size of the text in bytes, including the final NUL. If `text` is NULL, only `*length` is
+/// written. Otherwise the text is written to the `capacity` bytes at `text`. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_TOPOLOGY` if this context has not been probed.
-/// `MP_ERROR_INVALID_ARGUMENT` if `length` is NULL or `capacity` is too small; in the latter case `*length` still
-/// receives the required size, and `text` is not written.
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_TOPOLOGY` if this context has not been probed.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `length` is NULL or `capacity` is too small. In the latter case `*length` receives
+///   the required size, and `text` is not written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_context_probed(context: mp_context_t, text: *mut c_char, capacity: usize, length: *mut usize) -> mp_status_t {
     guard(|| {

@@ -31,31 +31,37 @@ pub(super) fn create(context: Arc<Context>, completion: Completion) -> Result<mp
     Ok(std::ptr::without_provenance_mut(handle))
 }
 
-/// Blocks the calling thread until the execution, send, receive or fetch has ended, then destroys the request and sets
-/// `*request` to NULL. Waiting for a NULL request succeeds immediately. May be called from any thread. If two threads
-/// wait for the same request, one of them may get `MP_ERROR_INVALID_HANDLE`.
+/// Blocks until the operation of a request (an execution, send, receive or fetch) has ended. Then destroys the request
+/// and sets `*request` to NULL. If `*request` is NULL, returns immediately with success.
 ///
-/// `info` may be NULL. Otherwise `*info` receives the message of a send, a receive or a fetch, even if the call returns
-/// `MP_ERROR_MESSAGE_TRUNCATED`. After any other error of a receive `*info` is unchanged.
+/// If `info` is not NULL, `*info` receives the properties of the message of a send, receive or fetch. It is also filled
+/// if the call returns `MP_ERROR_MESSAGE_TRUNCATED`. After any other error of a receive it is unchanged.
 ///
-/// Errors:
-/// - `MP_ERROR_INVALID_HANDLE`, also for a NULL request if `info` is not NULL. `*request` is unchanged.
+/// May be called from any thread. If two threads wait for the same request, one of them may get
+/// `MP_ERROR_INVALID_HANDLE`.
+///
+/// Errors after which `*request` is unchanged:
+/// - `MP_ERROR_INVALID_HANDLE`, also if `*request` is NULL and `info` is not NULL.
 /// - `MP_ERROR_INVALID_ARGUMENT`, also if `info` is not NULL and the request belongs to an execution, which has no
-///   message. `*request` is unchanged.
-/// - Any other error, for example `MP_ERROR_DATA_CORRUPTION` or `MP_ERROR_DRIVER`, is the result of the operation. The
-///   request is destroyed and `*request` is NULL.
-/// - `MP_ERROR_PEER_GONE` also reports abandoned waits as `mp_stream_synchronize` does, for an execution that was
-///   enqueued before its stream reported the error. The request is destroyed and `*request` is NULL.
+///   message.
+///
+/// Errors after which the request is destroyed and `*request` is NULL:
+/// - `MP_ERROR_PEER_GONE` if the execution waited for a process that exited (see `mp_stream_wait_signals`) and was
+///   enqueued before its stream reported this error.
+/// - Any other error, for example `MP_ERROR_DATA_CORRUPTION` or `MP_ERROR_DRIVER`, is the result of the operation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_wait(request: *mut mp_request_t, info: *mut mp_message_info_t) -> mp_status_t {
     guard(|| end(Out::new(request, c"request")?, None, info))
 }
 
-/// Checks whether the operation has ended, without blocking. `*done` receives 1 or 0. If the operation has ended, the
-/// request is destroyed, `*request` is set to NULL and `*info` is filled as by `mp_wait`. Otherwise `*request` and
-/// `*info` are unchanged. A NULL request counts as ended. May be called from any thread.
+/// Checks whether the operation of a request has ended. Does not block. `*done` receives 1 if it has ended, otherwise
+/// 0.
 ///
-/// Errors: the errors of `mp_wait`. If the error is the result of the operation, `*done` is 1; after any other error
+/// If the operation has ended, the request is destroyed, `*request` is set to NULL, and `*info` is filled as by
+/// `mp_wait`. Otherwise `*request` and `*info` are unchanged. If `*request` is NULL, `*done` receives 1. May be called
+/// from any thread.
+///
+/// Errors: the errors of `mp_wait`. If the error is the result of the operation, `*done` is 1. After any other error
 /// `*done` is unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_test(request: *mut mp_request_t, done: *mut i32, info: *mut mp_message_info_t) -> mp_status_t {
@@ -94,8 +100,8 @@ fn end(request: Out<mp_request_t>, done: Option<Out<i32>>, info: *mut mp_message
     Ok(result?)
 }
 
-/// Destroys the request and sets `*request` to NULL, without waiting. The execution continues. A NULL request does
-/// nothing. May be called from any thread.
+/// Destroys the request and sets `*request` to NULL. Does not block: the operation continues. If `*request` is NULL,
+/// does nothing. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `request` is NULL.
 #[unsafe(no_mangle)]
@@ -137,9 +143,12 @@ pub(super) fn with_operation<T>(request: mp_request_t, ask: impl FnOnce(&Operati
     Ok(ask(operation_of(&completion_of(request)?.1, c"request")?))
 }
 
-/// Cancels a send or receive that has not matched, or a described buffer that was not fetched. `*cancelled` receives 1,
-/// and the request ends with `MP_ERROR_CANCELLED`. If it is too late, `*cancelled` receives 0 and the operation
-/// continues. In both cases the request must still be waited for or destroyed. May be called from any thread.
+/// Tries to cancel a send or receive that has not matched, or a described buffer that was not fetched. Does not block.
+/// May be called from any thread.
+///
+/// `*cancelled` receives 1 if the operation was cancelled; the request then ends with `MP_ERROR_CANCELLED`. It receives
+/// 0 if it is too late; the operation then continues. In both cases the caller must still wait for or destroy the
+/// request.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 #[unsafe(no_mangle)]
@@ -151,14 +160,15 @@ pub unsafe extern "C" fn mp_request_cancel(request: mp_request_t, cancelled: *mu
     })
 }
 
-/// Makes work that is later enqueued in `stream` wait for a request. That work sees the bytes of a receive, may
-/// overwrite the bytes of a send, and runs after all of an execution.
+/// Makes all work that is enqueued in `stream` from now on wait until the operation of a request has ended. That work
+/// then sees the data of a receive, and may overwrite the data of a send.
 ///
-/// Does not block the host, even if a message has not matched yet. If the request ends with an error, the stream
-/// continues, so the result of the request shows whether the bytes have arrived. A NULL request counts as ended. The
-/// request stays valid. May be called from any thread.
+/// Does not block, even if a message has not matched yet. The request stays valid. A NULL request counts as ended. If
+/// the operation fails, the stream continues nevertheless. Only the result of the request shows whether the data have
+/// arrived. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_NOT_SUPPORTED` for messages in a stream that is being captured.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_NOT_SUPPORTED` for a send, receive or fetch while `stream` is being
+/// captured.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_stream_wait_request(stream: mp_stream_t, request: mp_request_t) -> mp_status_t {
     guard(|| {
@@ -189,19 +199,24 @@ impl RequestFunction {
     }
 }
 
-/// Calls `function` once with `user` and the outcome when the request has ended.
+/// Calls `function` once, with `user` and the final status, when the operation of a request has ended. Does not block.
+/// May be called from any thread.
 ///
-/// The function runs on the thread `mpgpu-callback` of the context, which the first such call starts. On that thread
-/// `mp_last_error` returns the text of an error. The function may call the library, but it delays other callbacks of
-/// the context. It must not wait for a stream that waits for a receive into pageable host memory, because this thread
-/// may have to copy those bytes. A thread that destroys the context or the messenger of the request must not hold a
-/// lock that the function acquires, for example Python's interpreter lock.
+/// The function runs on the context's thread `mpgpu-callback`, which starts with the first call of this kind. On that
+/// thread `mp_last_error` returns the error text of the operation. The function may call the library, but delays other
+/// callbacks of the context.
+///
+/// Avoid deadlocks: the function must not wait for a stream that waits for a receive into pageable host memory, because
+/// the callback thread may have to copy the received data. A thread that destroys the context or the request's
+/// messenger must not hold a lock that the function acquires, for example Python's interpreter lock.
 ///
 /// The request stays valid, and may be waited for or destroyed before the function is called. Destroying the context
-/// calls all remaining functions. May be called from any thread.
+/// calls all functions that were not called yet.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `function` is NULL; `MP_ERROR_NOT_SUPPORTED` for
-/// an execution that was captured.
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `function` is NULL.
+/// - `MP_ERROR_NOT_SUPPORTED` for an execution that was captured.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_request_set_callback(request: mp_request_t, function: mp_request_function_t, user: *mut c_void) -> mp_status_t {
     guard(|| {

@@ -12,26 +12,28 @@ use std::ffi::c_void;
 
 const _: () = assert!(size_of::<mp_memory_handle_t>() == handle::BYTES);
 
-/// Exports `bytes` bytes at `pointer` to other processes of the node, which map them with `mp_memory_import`. Exporting
-/// the same range again returns an equal handle. May be called from any thread.
+/// Exports `bytes` bytes at `pointer`, so that other processes on the machine can map them with `mp_memory_import`.
+/// Exporting the same range again returns an equal handle. Does not block. May be called from any thread.
 ///
 /// The range must be within one allocation. It may come from `mp_alloc` (GPU memory) or `mp_alloc_shared` (host memory)
-/// of this context. On CUDA it may also come from `cudaMalloc`, the virtual memory API or a memory pool; the last two
-/// must be created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. If `cuMemMap` has mapped a range from several
-/// chunks, each chunk is a separate allocation.
+/// of this context. On CUDA it may also come from `cudaMalloc`, from the virtual memory API or from a memory pool. The
+/// latter two must have been created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. If `cuMemMap` has mapped several
+/// chunks into one range, each chunk is a separate allocation.
 ///
-/// The owner keeps the allocation. Importers map the whole allocation, at any time until it is freed or the context is
-/// destroyed. Handles of freed memory are rejected, even if its address is in use again. Importers should close the
-/// memory before the owner frees it. On the host backend their mapping otherwise turns into zeros; on CUDA it must not
-/// be used any more.
+/// The caller keeps ownership of the allocation. Importers map the whole allocation. They can do so until it is freed
+/// or the context is destroyed. Handles of freed memory are rejected, even if the address is in use again.
 ///
-/// The handle is a key: any process of this user that has its bytes can read and write the allocation, and no other
-/// process can. The first export of a process starts a thread that answers importers.
+/// Importers should close the memory before the owner frees it. Otherwise, on the host backend their mapping then
+/// contains zeros, and on CUDA the mapping must no longer be used.
+///
+/// The handle works like a key: every process of this user that has it can read and write the allocation. Processes of
+/// other users cannot. The first export starts a thread that answers importers.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_POINTER` for memory that the context does not know, and for a range that leaves its allocation.
-/// - `MP_ERROR_NOT_SUPPORTED` for memory that cannot be shared. The text gives the reason and the remedy.
-/// - `MP_ERROR_INVALID_ARGUMENT` for 0 bytes or NULL.
+/// - `MP_ERROR_INVALID_POINTER` for memory that the context does not know, and for a range that extends beyond its
+///   allocation.
+/// - `MP_ERROR_NOT_SUPPORTED` for memory that cannot be shared. The text contains the reason and the remedy.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `bytes` is 0 or a pointer is NULL.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_DRIVER`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_memory_export(
@@ -54,33 +56,39 @@ pub unsafe extern "C" fn mp_memory_export(
     })
 }
 
-/// Maps the memory of a handle from `mp_memory_export`.
+/// Maps memory that another process has exported with `mp_memory_export`. Blocks until the exporting process answers,
+/// which takes a few microseconds and at most five seconds. May be called from any thread, but not from a host
+/// function.
 ///
-/// `*pointer` receives the address, for use in transfers. `*device` receives the device of the memory, in the numbering
-/// of this context, and `*bytes` the size of the range. `device`, `in_kernels` and `bytes` may be NULL. On the host
-/// backend the program can read and write the memory directly.
+/// Outputs:
+/// - `*pointer` receives the address. Use it in transfers. On the host backend the program can also access it directly.
+/// - `*device` receives the device of the memory, in the numbering of this context. `device` may be NULL.
+/// - `*bytes` receives the size of the exported range. `bytes` may be NULL.
+/// - `*in_kernels` receives the address for kernels of the device `kernels`, or NULL if `kernels` is `MP_DEVICE_AUTO`.
+///   `in_kernels` may be NULL.
 ///
-/// A handle of this process returns the address that the memory already has. An allocation is mapped once, even if
-/// several handles of ranges in it are imported, and stays mapped until `mp_memory_close` has been called as often as
-/// this function. The call waits for the exporter's answer, which takes a few microseconds and at most five seconds,
-/// even if POSIX signals interrupt it. After the owner has freed the memory or exited, later calls that use it fail
-/// with `MP_ERROR_PEER_GONE`. May be called from any thread, but not from a host function.
+/// `kernels` selects who accesses the memory:
+/// - `MP_DEVICE_AUTO`: transfers use `*pointer`. On CUDA, kernels can use it too if the memory is from `cudaMalloc` or
+///   `mp_alloc`. They run on the GPU that is current in the calling thread or, if none is current, on a GPU that the
+///   context uses.
+/// - A device: kernels of this device use `*in_kernels`, regardless of the current GPU. This also works for memory on a
+///   GPU that is not visible to this process. `*device` receives `kernels`. `*pointer` is then not valid in transfers;
+///   pass it only to `mp_memory_close`.
 ///
-/// If `kernels` is `MP_DEVICE_AUTO`, `*in_kernels` is NULL. On CUDA, plans can use `*pointer`. For memory of
-/// `cudaMalloc` and `mp_alloc`, kernels can use it too, on the GPU that is current in the calling thread or, if none is
-/// current, on a GPU that the context uses.
-///
-/// Otherwise `kernels` is the device whose kernels access the memory, at `*in_kernels`. This works regardless of the
-/// current GPU, and for memory on a GPU that is not visible to this process. `*pointer` is then not valid in transfers
-/// and serves only for `mp_memory_close`; `*device` is `kernels`.
+/// The caller closes the memory with `mp_memory_close`. Several imports of one allocation share a mapping, which exists
+/// until `mp_memory_close` was called as often as this function. If the handle was exported by this process itself,
+/// `*pointer` is the original address. After the owner has freed the memory or exited, calls that use the memory fail
+/// with `MP_ERROR_PEER_GONE`.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_ARGUMENT` if a pointer is NULL or the bytes are not a handle.
-/// - `MP_ERROR_NOT_SUPPORTED` for a handle of another node, container, user or backend; for memory of a GPU that is not
-///   visible to this process or that `kernels` cannot access; and for memory that another library of this process has
-///   opened by CUDA IPC (docs/guide/processes.md).
-/// - `MP_ERROR_PEER_GONE` if the exporter has exited or has freed the memory.
-/// - `MP_ERROR_TIMEOUT` if the exporter does not answer.
+/// - `MP_ERROR_INVALID_ARGUMENT` if a required pointer is NULL or `*handle` is not a handle.
+/// - `MP_ERROR_NOT_SUPPORTED` if the handle is from another machine, container, user or backend.
+/// - `MP_ERROR_NOT_SUPPORTED` if the memory is on a GPU that is not visible to this process or that `kernels` cannot
+///   access.
+/// - `MP_ERROR_NOT_SUPPORTED` if another library of this process has opened the memory by CUDA IPC
+///   (docs/guide/processes.md).
+/// - `MP_ERROR_PEER_GONE` if the exporting process has exited or has freed the memory.
+/// - `MP_ERROR_TIMEOUT` if the exporting process does not answer.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_VERSION_MISMATCH`, `MP_ERROR_DRIVER`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_memory_import(
@@ -118,18 +126,20 @@ fn handle_of(handle: *const mp_memory_handle_t) -> Result<Handle, Failure> {
     Handle::decode(&handle.bytes).map_err(|error| Failure::from(mpgpu_contexts::Error::from(error)))
 }
 
-/// Registers memory of another process that the caller has mapped with `cuIpcOpenMemHandle` or `cudaIpcOpenMemHandle`,
-/// for use in transfers.
+/// Registers a CUDA IPC mapping for use in transfers: memory of another process that the caller has mapped with
+/// `cuIpcOpenMemHandle` or `cudaIpcOpenMemHandle`. Does not block. May be called from any thread, but not from a host
+/// function.
 ///
-/// `pointer` is the address that the mapping returned, `bytes` its size, and `ipc_handle` the 64-byte handle that was
-/// opened. `device` is the GPU on which the memory really is; the driver reports the GPU through which it was opened.
-/// Other GPUs that copy this memory open the handle too. Call `mp_memory_close` before you close the mapping. May be
-/// called from any thread, but not from a host function.
+/// `pointer` is the address of the mapping, `bytes` its size, and `ipc_handle` the 64-byte handle that the caller
+/// opened. `device` is the GPU that contains the memory. It can differ from the GPU that the driver reports, which is
+/// the one through which the mapping was opened. Other GPUs that copy this memory also open the handle.
+///
+/// The caller keeps ownership of the mapping. Call `mp_memory_close` before closing the mapping.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_ARGUMENT` if a pointer is NULL, for 0 bytes, and if `device` is not a GPU.
-/// - `MP_ERROR_NOT_SUPPORTED` on the host backend, for memory that is not on a GPU, and for memory that the context has
-///   mapped itself or that is already registered.
+/// - `MP_ERROR_INVALID_ARGUMENT` if a pointer is NULL, if `bytes` is 0, or if `device` is not a GPU.
+/// - `MP_ERROR_NOT_SUPPORTED` on the host backend, for memory that is not on a GPU, and for memory that this context
+///   has imported or already registered.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_memory_adopt(
@@ -158,15 +168,17 @@ pub unsafe extern "C" fn mp_memory_adopt(
     })
 }
 
-/// Closes an address from `mp_memory_import`. Closing an allocation for the last time waits until all work that the
-/// context has enqueued so far has finished, and unmaps the allocation. Plans that use it can no longer be executed.
-/// NULL does nothing. May be called from any thread, but not from a host function.
+/// Closes memory that was imported with `mp_memory_import` or registered with `mp_memory_adopt`. NULL does nothing. May
+/// be called from any thread, but not from a host function.
 ///
-/// Also closes an address from `mp_memory_adopt`, and the mappings that other GPUs have opened for the context. In this
-/// case it does not wait; the caller must wait for the work before it closes its own mapping.
+/// For imported memory, the last close of an allocation blocks until all work that the context has enqueued so far has
+/// finished, and then unmaps the allocation. Plans that use it can no longer be executed.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `mp_memory_import` of this context did not return
-/// `pointer`, or if it was already closed.
+/// For memory from `mp_memory_adopt` the call does not block. It closes the mappings that other GPUs have opened, but
+/// not the caller's own mapping. The caller must wait for its work before it closes that mapping.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `pointer` is not the address of open memory of this
+/// kind in this context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_memory_close(context: mp_context_t, pointer: *mut c_void) -> mp_status_t {
     guard(|| {
@@ -178,13 +190,14 @@ pub unsafe extern "C" fn mp_memory_close(context: mp_context_t, pointer: *mut c_
     })
 }
 
-/// Notifies the owner of imported memory that this process will set no counter in it beyond `value`, although the
-/// process continues and may keep the memory mapped.
+/// Announces to the owner of imported memory that this process will not set any counter in that memory to a value
+/// greater than `value`. The process continues to run and may keep the memory mapped.
 ///
-/// Waits for higher values then end as if this process had exited. Other waits continue. Use it in a program that stops
-/// early, for example after an exception, while other processes wait for its signals. `pointer` is in memory from
-/// `mp_memory_import`. Counters that other importers set must be in separate allocations. Does not wait for work of
-/// this process. May be called from any thread.
+/// Waits for greater values are then abandoned, as if this process had exited. Other waits continue. Use this function
+/// if the program stops early, for example after an exception, while other processes wait for its signals.
+///
+/// `pointer` is an address in memory from `mp_memory_import`. Counters that other importers set must be in separate
+/// allocations. Does not block and does not wait for work of this process. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `pointer` is not in imported memory.
 #[unsafe(no_mangle)]
@@ -192,10 +205,11 @@ pub unsafe extern "C" fn mp_memory_leave(context: mp_context_t, pointer: *const 
     guard(|| Ok(find(context)?.state().leave_signals(pointer.addr() as u64, value)?))
 }
 
-/// Writes 16 bytes that identify a device in every process of the node, independent of its number there: the UUID of a
-/// GPU; bytes derived from the number for virtual devices and host domains. May be called from any thread.
+/// Writes a 16-byte identifier of a device to `uuid`. The identifier is equal in all processes on the machine, even if
+/// they number the device differently. For a GPU it is the UUID. For a virtual device or a host domain it is derived
+/// from the device number. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_ARGUMENT` if `uuid` is NULL.
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_INVALID_ARGUMENT` if `uuid` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid: *mut u8) -> mp_status_t {
     guard(|| {
@@ -206,35 +220,36 @@ pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid
     })
 }
 
-/// Makes all work that is enqueued in `stream` from now on wait until the counters of all `count` signals have reached
-/// their values. Does not block. Data that was written before a counter was set is then visible to that work. May be
-/// called from any thread.
+/// Makes all work that is enqueued in `stream` from now on wait until each counter in `signals` has reached its value.
+/// That work sees all data that were written before the counters were set. Does not block. May be called from any
+/// thread.
 ///
-/// The counters must be in memory of this context: a receiver waits in its own memory, which it has exported to the
-/// process that sets the counters. `signals` is read during the call only. Calls that wait for all work of the context
-/// (`mp_free`, `mp_memory_close`, `mp_context_destroy`) wait for these waits too.
+/// The counters must be in memory of this context. The receiver therefore waits in its own memory, which it has
+/// exported to the process that sets the counter. `signals` has `count` elements and is read during the call only.
+/// Functions that wait for all work of the context (`mp_free`, `mp_memory_close`, `mp_context_destroy`) block until
+/// these waits have ended.
 ///
-/// If a process that has mapped a counter's memory exits without closing it, unsatisfied waits in that memory are
-/// abandoned. Later work in the stream, and work of other streams that is ordered after it, then runs with stale data.
-/// The error is reported as follows:
-/// - The next `mp_stream_synchronize` of a stream that waits in that allocation, or that has waited for such a stream
-///   by `mp_stream_wait_event`, returns `MP_ERROR_PEER_GONE` once, after its work has finished.
+/// If a process that has mapped the memory of a counter exits without closing it, waits in this memory that are not
+/// satisfied are abandoned. Later work in the stream, and work in other streams that is ordered after it, then runs
+/// with stale data. This error (`MP_ERROR_PEER_GONE`) is reported as follows:
+/// - The next `mp_stream_synchronize` returns it once, after the work has finished. This applies to a stream that waits
+///   in this memory, and to a stream that has waited for such a stream by `mp_stream_wait_event`.
 /// - `mp_wait`, `mp_test` and `mp_event_synchronize` return it for work that was enqueued before its stream reported
 ///   the error.
-/// - Streams that are ordered by CUDA's own events are not recognised as dependent, and report nothing.
-/// - The library does not know the stream in which a graph is launched, so every stream reports the abandoned waits
-///   that were captured.
-/// - Later calls whose wait in that memory would fail are rejected.
+/// - Streams that are ordered by CUDA's own events do not report it, because the library does not know this order.
+/// - If the abandoned wait was captured in a graph, every stream reports it, because the library does not know the
+///   stream in which the graph was launched.
+/// - Later calls whose wait in this memory could not be satisfied are rejected.
 ///
 /// Errors:
 /// - `MP_ERROR_INVALID_POINTER` for a counter that is NULL, not aligned or not in memory that the context knows. The
-///   text gives the index of the signal.
-/// - `MP_ERROR_NOT_SUPPORTED` for a counter in imported memory, and on CUDA for a counter that is not in the memory
-///   that `mp_signal_t` requires.
-/// - `MP_ERROR_PEER_GONE` for a counter that is not reached and whose memory was mapped by a process that exited
+///   text contains the index of the signal.
+/// - `MP_ERROR_NOT_SUPPORTED` for a counter in imported memory, and on CUDA for a counter outside of the memory that
+///   `mp_signal_t` requires.
+/// - `MP_ERROR_PEER_GONE` if a counter has not reached its value and a process that had mapped its memory has exited
 ///   without closing it. Nothing is enqueued.
 /// - `MP_ERROR_INVALID_ARGUMENT` if `signals` is NULL and `count` is not 0.
-/// - `MP_ERROR_INVALID_HANDLE` for context or stream.
+/// - `MP_ERROR_INVALID_HANDLE` for the context or the stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_stream_wait_signals(
     context: mp_context_t,
@@ -248,16 +263,17 @@ pub unsafe extern "C" fn mp_stream_wait_signals(
     })
 }
 
-/// Declares that kernels of the caller wait for the counters of `count` signals, from now until their memory is freed.
-/// A kernel that polls such a counter then does not wait forever for a process that has exited.
+/// Declares that kernels of the program poll the counters of `signals`, from now until the memory of the counters is
+/// freed. The library can then end the polling if the process that sets a counter exits. Enqueues nothing and does not
+/// block. May be called from any thread.
 ///
 /// If a process that has mapped the memory exits without closing it, the library sets each counter that has not reached
-/// its value to that value. Every stream then reports the error when it is synchronised, as `mp_stream_wait_signals`
-/// describes for captured waits. Does not wait and enqueues nothing. The highest declared value of each counter counts;
-/// repeating a call only checks for errors.
+/// its value to that value. Every stream then reports `MP_ERROR_PEER_GONE` when it is synchronised, as
+/// `mp_stream_wait_signals` describes for captured waits.
 ///
-/// The counters are subject to the rules of `mp_stream_wait_signals`. `signals` is read during the call only. May be
-/// called from any thread.
+/// If a counter is declared several times, the greatest value is used. Declaring the same value again only checks for
+/// errors. The requirements on the counters are those of `mp_stream_wait_signals`. `signals` has `count` elements and
+/// is read during the call only.
 ///
 /// Errors: the errors of `mp_stream_wait_signals`, except those about streams. `MP_ERROR_PEER_GONE` if any process that
 /// had mapped a counter's memory has exited without closing it.
@@ -269,12 +285,12 @@ pub unsafe extern "C" fn mp_kernel_wait_signals(context: mp_context_t, signals: 
     })
 }
 
-/// Sets the counters of `count` signals to their values after all work enqueued in `stream` so far. A process that sees
-/// the value also sees every byte that this work has written. Does not block. May be called from any thread.
+/// Sets each counter in `signals` to its value, after all work that is enqueued in `stream` so far. A process that sees
+/// the value also sees all data that this work has written. Does not block. May be called from any thread.
 ///
-/// Setting a counter stores the value, so only one process may set each counter. The counter is in memory of this
-/// context or in imported memory. After `mp_execute` this call completes a put with signal. `signals` is read during
-/// the call only.
+/// The counters are in memory of this context or in imported memory. The value is stored, not added, so only one
+/// process may set each counter. After `mp_execute`, this call notifies the receiver that the data have arrived.
+/// `signals` has `count` elements and is read during the call only.
 ///
 /// Errors: the errors of `mp_stream_wait_signals`, but imported memory is accepted. `MP_ERROR_PEER_GONE` if the owner
 /// of the memory has exited or has freed it.
@@ -291,12 +307,12 @@ pub unsafe extern "C" fn mp_stream_raise_signals(
     })
 }
 
-/// Sets a counter to `value` now, from the calling thread. A process that sees the value also sees everything that this
-/// thread has written and seen before. Does not wait for work in streams; `mp_stream_raise_signals` does.
+/// Sets the counter at `counter` to `value` immediately, from the calling thread. A process that sees the value also
+/// sees all data that this thread has written or seen before. Does not block, and does not wait for work in streams
+/// (`mp_stream_raise_signals` does). May be called from any thread, but not from a host function.
 ///
-/// The counter must be in memory of this context or in imported memory, and the CPU must be able to access it: on CUDA
-/// the memory that `mp_signal_t` requires, on the host backend any memory. May be called from any thread, but not from
-/// a host function.
+/// The counter must be in memory of this context or in imported memory, and the CPU must be able to access it. On CUDA
+/// it must be in host memory from `mp_alloc_shared`. On the host backend any such memory is accepted.
 ///
 /// Errors: the errors of `mp_stream_raise_signals`, except those about streams.
 #[unsafe(no_mangle)]
@@ -307,9 +323,9 @@ pub unsafe extern "C" fn mp_signal_raise(context: mp_context_t, counter: *mut u6
     })
 }
 
-/// Reads a counter into `*value`. Data that was written before the counter was set to this value is then visible to the
-/// calling thread. The counter is subject to the rules of `mp_signal_raise`. May be called from any thread, but not
-/// from a host function.
+/// Reads the counter at `counter` into `*value`. The calling thread then sees all data that were written before the
+/// counter was set to this value. Does not block. The requirements on the counter are those of `mp_signal_raise`. May
+/// be called from any thread, but not from a host function.
 ///
 /// Errors: the errors of `mp_signal_raise`; `MP_ERROR_INVALID_ARGUMENT` if `value` is NULL.
 #[unsafe(no_mangle)]
@@ -322,9 +338,9 @@ pub unsafe extern "C" fn mp_signal_read(context: mp_context_t, counter: *const u
     })
 }
 
-/// Checks whether a counter has reached `value`. `*reached` receives 1 or 0; both are success. Does not wait. The
-/// counter is subject to the rules of `mp_signal_synchronize`. May be called from any thread, but not from a host
-/// function.
+/// Checks whether the counter at `counter` has reached `value`. `*reached` receives 1 if it has, otherwise 0. Does not
+/// block. The requirements on the counter are those of `mp_signal_synchronize`. May be called from any thread, but not
+/// from a host function.
 ///
 /// Errors: the errors of `mp_signal_synchronize` except `MP_ERROR_TIMEOUT`; `MP_ERROR_INVALID_ARGUMENT` if `reached` is
 /// NULL.
@@ -339,14 +355,14 @@ pub unsafe extern "C" fn mp_signal_test(context: mp_context_t, counter: *const u
     })
 }
 
-/// Blocks the calling thread until a counter has reached `value`, but at most `seconds`; with 0 it checks once. The
-/// counter must be in memory of this context: in host memory, or on the host backend in any memory. May be called from
-/// any thread, but not from a host function.
+/// Blocks until the counter at `counter` has reached `value`, but at most `seconds` seconds. With 0 seconds it checks
+/// once. The counter must be in host memory of this context, or on the host backend in any memory of this context. May
+/// be called from any thread, but not from a host function.
 ///
 /// Errors:
-/// - `MP_ERROR_TIMEOUT` if the value is not reached in time.
-/// - `MP_ERROR_PEER_GONE` if a process that has mapped the memory has exited without closing it, and the value is not
-///   reached.
+/// - `MP_ERROR_TIMEOUT` if the counter does not reach the value in time.
+/// - `MP_ERROR_PEER_GONE` if the counter has not reached the value, and a process that had mapped its memory has exited
+///   without closing it.
 /// - `MP_ERROR_INVALID_ARGUMENT` if `seconds` is negative or not a number.
 /// - The other errors of `mp_stream_wait_signals`.
 #[unsafe(no_mangle)]

@@ -18,10 +18,10 @@ fn event_of(event: mp_event_t) -> EventHandle {
     EventHandle(event.addr())
 }
 
-/// Creates a stream of `device`. It is not ordered with any other stream, including the default stream. On CUDA it is a
-/// `cudaStream_t`. The caller owns it until `mp_stream_destroy`. May be called from any thread.
+/// Creates a stream of `device`. It is not ordered with any other stream, not even with the default stream. On CUDA it
+/// is a `cudaStream_t`. The caller owns it and destroys it with `mp_stream_destroy`. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_ARGUMENT` if `stream` is NULL.
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_INVALID_ARGUMENT` if `stream` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_stream_create(context: mp_context_t, device: i32, stream: *mut mp_stream_t) -> mp_status_t {
     guard(|| {
@@ -32,33 +32,37 @@ pub unsafe extern "C" fn mp_stream_create(context: mp_context_t, device: i32, st
     })
 }
 
-/// Destroys a stream that `mp_stream_create` returned. Work that is already enqueued in it still finishes. May be
-/// called from any thread.
+/// Destroys a stream from `mp_stream_create`. Does not block: work that is already enqueued in it still finishes. May
+/// be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE` for the context, or for a stream that `mp_stream_create` of this context did not
-/// return.
+/// Errors: `MP_ERROR_INVALID_HANDLE` for the context, or if `mp_stream_create` of this context did not return the
+/// stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_stream_destroy(context: mp_context_t, stream: mp_stream_t) -> mp_status_t {
     guard(|| Ok(find(context)?.destroy_stream(stream_of(stream))?))
 }
 
-/// Blocks until all work enqueued in `stream` so far has finished. NULL is the default stream. May be called from any
-/// thread, but not from a host function.
+/// Blocks until all work that is enqueued in `stream` so far has finished. NULL is the default stream. May be called
+/// from any thread, but not from a host function.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_PEER_GONE`, once, if a wait for signals or a node plan in this stream,
-/// or in a stream that it has waited for, was abandoned because a peer exited (see `mp_stream_wait_signals`). Any other
-/// error is that of work in the stream.
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_PEER_GONE` if a process exited for which this stream was waiting (for signals or in a plan of
+///   `mp_node_plan`), so that the wait was abandoned. It is returned once. The wait may also have been in a stream for
+///   which this stream has waited. See `mp_stream_wait_signals`.
+/// - Any other error is a failure of work in the stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_stream_synchronize(context: mp_context_t, stream: mp_stream_t) -> mp_status_t {
     guard(|| Ok(find(context)?.synchronize_stream(stream_of(stream))?))
 }
 
-/// Writes the device and the capture state of a stream.
+/// Returns the device of a stream, and whether the stream is being captured.
 ///
-/// `*device` receives the device of `stream`. Only kernels of that device can be launched in the stream. The default
-/// streams of CUDA belong to the GPU that is current when they are used, so for them `*device` is `MP_DEVICE_HOST`.
-/// `*capturing` receives 1 if the stream is being captured into a graph, so that enqueued work runs at every launch of
-/// the graph. Otherwise, and always on the host backend, it receives 0. Either pointer may be NULL. May be called from
+/// `*device` receives the device whose kernels can be launched in `stream`. For CUDA's default streams it receives
+/// `MP_DEVICE_HOST`, because they belong to the GPU that is current when they are used.
+///
+/// `*capturing` receives 1 if the stream is being captured into a graph. Enqueued work then runs at every launch of the
+/// graph. Otherwise, and always on the host backend, it receives 0. Each output pointer may be NULL. May be called from
 /// any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
@@ -81,20 +85,22 @@ pub unsafe extern "C" fn mp_stream_get_info(
     })
 }
 
-/// Enqueues a call of `function(user)` on a CPU thread, after all earlier work in `stream` and before all later work.
+/// Enqueues a call of `function(user)` on a CPU thread, in the order of `stream`: after all earlier work and before all
+/// later work. Does not block. May be called from any thread.
 ///
-/// The function may block, but must not call this library. On CUDA the driver runs the functions of several streams one
-/// after the other, so a function must not wait for a function of another stream. On the host backend each stream has a
-/// thread for its functions. In a stream that is being captured, the function runs at every launch of the graph, and
-/// concurrently on several threads if several executables of the graph run concurrently. May be called from any thread.
+/// The function may block, but must not call this library. On CUDA the driver calls the functions of several streams
+/// one after the other, so a function must not wait for a function in another stream. On the host backend each stream
+/// has its own thread for these calls. If the stream is being captured, the function is called at every launch of the
+/// graph. Executables of one graph that run concurrently call it concurrently.
 ///
-/// If `release` is NULL, the caller keeps ownership of `user` and keeps it valid until the function has run; in a
-/// capture, for as long as the graph and all of its executables exist. Otherwise this call transfers ownership of
-/// `user` to the library, which calls `release(user)` once, on any thread, when the function will not be called again:
-/// after it has run, or, in a capture, when the graph and all of its executables are destroyed. `release` must not call
-/// functions of this library or of CUDA. If this call fails, neither function is ever called and the caller keeps
-/// ownership of `user`. If the GPU fails before the function has run, the driver drops the call and `release` is not
-/// called.
+/// Ownership of `user`:
+/// - If `release` is NULL, the caller keeps ownership. `user` must stay valid until the function has run. In a capture
+///   it must stay valid as long as the graph or one of its executables exists.
+/// - Otherwise the library takes ownership. It calls `release(user)` once, on any thread, when it will not call the
+///   function again: after the function has run or, in a capture, when the graph and all of its executables are
+///   destroyed. `release` must not call this library or CUDA.
+/// - If this call fails, neither function is called, and the caller keeps ownership.
+/// - If the GPU fails before the function has run, the driver drops the call, and `release` is not called.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `function` is NULL; `MP_ERROR_NOT_SUPPORTED` in a
 /// capture if the driver is older than CUDA 11.3.
@@ -166,10 +172,11 @@ impl HostCall {
     }
 }
 
-/// Creates an event. An event that was never recorded counts as completed. The caller owns it until `mp_event_destroy`.
+/// Creates an event. An event that was never recorded counts as completed. The caller owns it and destroys it with
+/// `mp_event_destroy`. May be called from any thread.
 ///
-/// The event works with streams of every device. Therefore on CUDA it is not a `cudaEvent_t` and must not be passed to
-/// functions of CUDA. The functions here also accept a `cudaEvent_t`. May be called from any thread.
+/// The event works with streams of every device. On CUDA it is therefore not a `cudaEvent_t` and must not be passed to
+/// CUDA functions. The event functions of this library also accept a `cudaEvent_t`.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `event` is NULL.
 #[unsafe(no_mangle)]
@@ -182,8 +189,8 @@ pub unsafe extern "C" fn mp_event_create(context: mp_context_t, event: *mut mp_e
     })
 }
 
-/// Destroys an event that `mp_event_create` returned. Waits that are already enqueued remain effective. May be called
-/// from any thread.
+/// Destroys an event from `mp_event_create`. Waits for the event that are already enqueued remain in effect. May be
+/// called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
@@ -191,8 +198,8 @@ pub extern "C" fn mp_event_destroy(context: mp_context_t, event: mp_event_t) -> 
     guard(|| Ok(find(context)?.destroy_event(event_of(event))?))
 }
 
-/// Records in `event` all work enqueued in `stream` so far, and replaces an earlier record. May be called from any
-/// thread.
+/// Records in `event` all work that is enqueued in `stream` so far. This replaces an earlier record. Does not block.
+/// May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
@@ -200,18 +207,21 @@ pub extern "C" fn mp_event_record(context: mp_context_t, event: mp_event_t, stre
     guard(|| Ok(find(context)?.record_event(event_of(event), stream_of(stream))?))
 }
 
-/// Blocks until the work recorded in `event` has finished. May be called from any thread, but not from a host function.
+/// Blocks until the work that is recorded in `event` has finished. May be called from any thread, but not from a host
+/// function.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_PEER_GONE` as `mp_stream_synchronize`, but every time until the event
-/// is recorded in a stream that has already reported the error; for a `cudaEvent_t` once, if `mp_event_record` has
-/// recorded it.
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE`.
+/// - `MP_ERROR_PEER_GONE` if the recorded work contained an abandoned wait (see `mp_stream_wait_signals`). Each call
+///   returns it, until the event is recorded in a stream that has already reported the error. For a `cudaEvent_t` that
+///   `mp_event_record` recorded, it is returned once.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_event_synchronize(context: mp_context_t, event: mp_event_t) -> mp_status_t {
     guard(|| Ok(find(context)?.synchronize_event(event_of(event))?))
 }
 
-/// Makes all work that is enqueued in `stream` from now on wait for the work that is currently recorded in `event`.
-/// Does not block. May be called from any thread.
+/// Makes all work that is enqueued in `stream` from now on wait for the work that is recorded in `event` now. Does not
+/// block. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
