@@ -28,7 +28,7 @@ pub struct FailedWait {
     pub wanted: Signal,
     /// Value of the counter when the wait failed.
     pub now: u64,
-    /// Peer that could have set the counter, and that has exited or left.
+    /// Process or context that should have set the counter, and that has exited or left.
     pub peer: LostPeer,
 }
 
@@ -63,18 +63,18 @@ type Lines = SmallVec<[Line; 2]>;
 
 #[derive(Debug, Default)]
 struct WaitsState {
-    /// Counter groups that each stream is ordered after, by its own waits or through other streams. The key is the number of the stream.
-    /// Each group is stored with the value of `now` when it was last recorded.
+    /// Counter groups ([`Line`]) that each stream is ordered after, by its own waits or through other streams. The key is the number of the
+    /// stream. Each group is stored with the value of `now` when it was last recorded.
     behind: HashMap<u64, SmallVec<[(Line, u64); 2]>>,
-    /// Number of records so far. It serves as a clock.
+    /// Number of waits recorded so far. It serves as a clock.
     now: u64,
-    /// Counter groups for which graphs or the caller's kernels wait.
+    /// Counter groups ([`Line`]) for which graphs or the caller's kernels wait, in streams that the backend does not know.
     unseen: HashSet<Line>,
-    /// First failed wait for a counter of each group.
+    /// First failed wait for a counter of each group ([`Line`]) that has failed waits.
     lost: HashMap<Line, FailedWait>,
-    /// Counter groups in `unseen` for which a wait has failed.
+    /// Counter groups in `unseen` for which a wait has failed. Every stream reports these failures.
     for_all: Lines,
-    /// Failures that were reported, each as a stream and a counter group.
+    /// Failures that were already reported. Each entry holds the number of the reporting stream and the counter group.
     told: HashSet<(u64, Line)>,
 }
 
@@ -89,7 +89,7 @@ pub struct Behind {
     stream: Option<u64>,
 }
 
-/// Start of a thread's wait for a stream, expressed as the number of records at that time.
+/// Start of a thread's wait for a stream, expressed as the number of stream waits that were recorded by then.
 #[derive(Copy, Clone, Debug)]
 pub struct Began(u64);
 

@@ -26,12 +26,13 @@ use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Maximum number of threads that touch pages. Additional threads do not help once the memory channels of two sockets are saturated.
+/// Maximum number of threads that make pages resident. Additional threads do not help once the memory channels of two sockets are
+/// saturated.
 const MOST_THREADS: usize = 16;
-/// Size in bytes of the piece that a thread touches before it continues with another piece. Used if the size of huge pages is unknown or
-/// too large for the buffer.
+/// Size in bytes of the piece of a new buffer that a thread writes to before it continues with another piece. This size is used if the size
+/// of huge pages is unknown or too large for the buffer.
 const PIECE: usize = 2 << 20;
-/// Size in bytes of the piece that a thread makes resident before it continues with another piece.
+/// Size in bytes of the piece of the program's memory that a thread makes resident before it continues with another piece.
 const TURN: usize = 64 << 20;
 
 /// Properties of the system that matter for placing host memory: huge pages and NUMA nodes.
@@ -164,7 +165,7 @@ impl PageRange {
         Ok(())
     }
 
-    /// Returns the range of whole pages that contains the given bytes, or `None` if it exceeds the address space.
+    /// Returns the range of whole pages that contains the given bytes, or `None` if this range exceeds the address space.
     pub fn around(address: usize, bytes: usize) -> Option<PageRange> {
         let page = page_bytes();
         let base = address - address % page;
@@ -347,8 +348,8 @@ impl PageRange {
         if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Makes all pages resident by writing to them. One thread runs on each of `cpus`, and the threads process pieces of `piece` bytes
-    /// alternately.
+    /// Makes all pages resident by writing to them. One thread runs on each of `cpus`, and successive pieces of `piece` bytes are processed
+    /// by different threads.
     fn touch(&self, piece: usize, page: usize, cpus: &[usize]) {
         let workers = cpus.len().max(1);
         let pieces = self.bytes.div_ceil(piece);
@@ -407,7 +408,7 @@ fn allowed_cpus() -> Vec<usize> {
     // The system rejects a bit mask that is shorter than its own.
     for words in [16_usize, 64, 256, 1024, 4096] {
         let mut mask = vec![0 as libc::c_ulong; words];
-        // SAFETY: the mask has as many bytes as the call is given.
+        // SAFETY: the size that is passed to the call is the size of the mask.
         let told = unsafe { libc::sched_getaffinity(0, size_of_val(&*mask), mask.as_mut_ptr().cast()) };
         if told == 0 {
             return (0..words * BITS).filter(|cpu| mask[cpu / BITS] & (1 << (cpu % BITS)) != 0).collect();
@@ -442,7 +443,7 @@ fn on_each(cpus: &[usize], work: impl Fn(usize) + Sync) {
 fn stay_on(cpus: &[usize]) {
     let mut mask = vec![0 as libc::c_ulong; cpus.iter().max().map_or(0, |cpu| cpu / BITS + 1)];
     cpus.iter().for_each(|cpu| mask[cpu / BITS] |= 1 << (cpu % BITS));
-    // SAFETY: the mask has as many bytes as the call is given.
+    // SAFETY: the size that is passed to the call is the size of the mask.
     if unsafe { libc::sched_setaffinity(0, size_of_val(&*mask), mask.as_ptr().cast()) } != 0 {
         log::debug!("sched_setaffinity to CPUs {cpus:?}: {}", io::Error::last_os_error());
     }
@@ -484,7 +485,7 @@ fn node_of(address: u64) -> Option<u32> {
     let page: *mut u8 = with_exposed_provenance_mut(usize::try_from(address).ok()? / page_bytes() * page_bytes());
     let (one, itself, stay): (libc::c_ulong, libc::c_ulong, libc::c_ulong) = (1, 0, 0);
     let mut node: libc::c_int = -1;
-    // SAFETY: the call gets one address and room for one result, both valid for the call. Without a list of nodes nothing is moved.
+    // SAFETY: the call gets one address and space for one result, both valid for the call. Without a list of nodes nothing is moved.
     let told = unsafe { libc::syscall(libc::SYS_move_pages, itself, one, &raw const page, null_mut::<u8>(), &raw mut node, stay) };
     u32::try_from(node).ok().filter(|_| told == 0)
 }

@@ -8,7 +8,7 @@
 //! | [`sync`] | locks, which a model checker may replace |
 //! | [`host_memory`] | pages of host memory: on the right NUMA nodes, made resident by threads |
 //! | [`threads`] | threads of the library, which receive no signal of the program |
-//! | [`took`] | logging of how long steps take |
+//! | [`took`] | logging of the duration of operations that may block |
 //! | [`panics`] | texts of caught panics |
 //! | [`fault`] | points at which a test can make the library panic |
 //! | [`failed_waits`] | reports of waits for a process that has exited |
@@ -83,11 +83,12 @@ pub struct EventHandle(pub usize);
 pub struct Signal {
     /// Address of the counter.
     pub counter: u64,
-    /// Value to set or to wait for. A wait ends when the counter is equal to or greater than this value, compared cyclically.
+    /// Value to set or to wait for. A wait ends when the counter is equal to or greater than this value. The comparison allows for the
+    /// counter's overflow at 2^64.
     pub value: u64,
 }
 
-/// State of an execution's completion. Copies of a handle to it ([`Completion`]) are cheap.
+/// Completion of one execution: its state and errors. Callers share it by handles ([`Completion`]), which are cheap to copy.
 pub trait CompletionState: Debug + Send + Sync {
     /// Returns true if the execution has finished, without waiting. This method and `wait` return an error of the execution.
     fn is_done(&self) -> Result<bool, BackendError>;
@@ -121,8 +122,8 @@ pub struct OpTimes {
     pub precision: f64,
 }
 
-/// Marked moment at which all earlier work of a stream has finished. Executions run on the backend's own streams. An execution is therefore
-/// part of the earlier work only if its end was marked before the moment.
+/// Moment at which all work that was enqueued in a stream before it has finished, including executions of programs. Two moments of one
+/// stream measure the time of the work between them.
 pub trait MomentState: Debug + Send + Sync {
     /// Returns the time in nanoseconds from `earlier`, a moment of the same stream, to this moment. `None` if this moment has not been
     /// reached. Does not block.
@@ -160,8 +161,8 @@ pub enum SignalWait {
     Kernel,
 }
 
-/// Action of a kernel that executes a whole step of a small transfer ([`Backend::stream_run_actions`]). The kernel executes its actions in
-/// order.
+/// Action of a kernel that executes a whole communication step with little data ([`Backend::stream_run_actions`]). The kernel executes its
+/// actions in order.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Waits until a flag in memory of the kernel's GPU is set, and resets it. Each block of the kernel that sets the flag increments it by
@@ -283,7 +284,8 @@ pub struct Execution<'a> {
     pub state: Option<&'a PlanState>,
     /// Information that the caller requests.
     pub report: Report,
-    /// Abandonment state of a step of several ranks; `None` for other executions. An abandoned step copies nothing.
+    /// State that shows whether this communication step of several ranks was abandoned; `None` for other executions. An abandoned step
+    /// copies nothing.
     pub fate: Option<&'a StepFate>,
 }
 
@@ -371,25 +373,26 @@ pub const USUAL_GRAPHS: usize = 128;
 /// Statistics of the executable graphs ("execs") of a backend.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct GraphStatistics {
-    /// Number of programs that currently have execs.
+    /// Number of programs that currently have executable graphs.
     pub programs: u64,
-    /// Number of execs that currently exist. It includes execs that are no longer used and wait for their last launch to finish.
+    /// Number of executable graphs that currently exist. It includes graphs that are no longer used and wait for their last launch to
+    /// finish.
     pub execs: u64,
     /// Number of graph launches.
     pub launches: u64,
-    /// Number of launches whose exec already had the required addresses.
+    /// Number of launches whose executable graph already had the required addresses.
     pub hits: u64,
-    /// Number of launches that first had to instantiate an exec or update its addresses.
+    /// Number of launches that first had to instantiate an executable graph or update its addresses.
     pub misses: u64,
-    /// Number of execs that were instantiated.
+    /// Number of executable graphs that were instantiated.
     pub instantiations: u64,
-    /// Number of updates of an exec's addresses.
+    /// Number of updates of an executable graph's addresses.
     pub repoints: u64,
-    /// Number of launches that waited for an earlier launch, because all execs of the program were in use.
+    /// Number of launches that waited for an earlier launch, because all executable graphs of the program were in use.
     pub waits: u64,
 }
 
-/// Identity of the driver and the devices. A probe's file is valid only for this identity.
+/// Identity of the driver and the devices. The file of a probe (measurement of the machine) is valid only for this identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Version of the GPU driver.
@@ -423,8 +426,8 @@ pub trait Backend: Send + Sync {
     fn discover(&self) -> Result<Option<Topology>, BackendError> {
         Ok(None)
     }
-    /// Returns the identity of the GPUs of the node with these UUIDs, including GPUs that are not visible to this process, and the data
-    /// that the driver reports about them. `None` if some of the GPUs are unknown.
+    /// Returns the identity of the node's GPUs that have these UUIDs, and the data that the driver reports about them. The GPUs need not be
+    /// visible to this process. Returns `None` if one of the GPUs is unknown.
     fn out_of_sight(&self, uuids: &[[u8; 16]]) -> Result<Option<(Identity, Seen)>, BackendError> {
         let _ = uuids;
         Ok(None)
@@ -438,7 +441,7 @@ pub trait Backend: Send + Sync {
     }
 
     /// Allocates memory of `device`, aligned to at least 256 bytes, and returns its address. Host memory is pinned if the backend
-    /// distinguishes pinned memory. It is private to this process.
+    /// distinguishes pinned memory. The memory is private to this process.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
     /// Allocates memory that other processes can map, and returns its address. Host memory is zeroed. Returns
     /// [`BackendError::NotSupported`] if the system has no such memory.
@@ -541,8 +544,9 @@ pub trait Backend: Send + Sync {
     fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
         Ok(uuid_of_number(device))
     }
-    /// Returns the pairs in `pairs` whose GPUs report peer access but lose data, as GPUs behind an IOMMU do. Tests each pair once, in both
-    /// directions, by copies for which it waits only a short time. Must not be called while work is enqueued.
+    /// Returns the pairs of GPUs in `pairs` between which copies lose data although the driver reports peer access, as happens behind an
+    /// IOMMU. Tests each pair once, in both directions, by copies for which it waits only a short time. Must not be called while work is
+    /// enqueued.
     fn losing_pairs(&self, pairs: &[(DeviceId, DeviceId)]) -> Vec<(DeviceId, DeviceId)> {
         let _ = pairs;
         Vec::new()
@@ -561,7 +565,7 @@ pub trait Backend: Send + Sync {
         Err(BackendError::NotSupported(format!("the {} backend cannot share memory", self.name())))
     }
     /// Maps an allocation that another process, or another context of this process, has exported. Returns the address of its first byte.
-    /// Ignores the id and the base of `allocation`. The backend then locates the memory as memory of its device.
+    /// Ignores the id and the base of `allocation`. [`Backend::locate`] then reports the memory as memory of the device of `allocation`.
     fn map(&self, shared: Shared, allocation: &Allocation) -> Result<u64, BackendError> {
         let _ = (shared, allocation);
         Err(BackendError::NotSupported(format!("the {} backend cannot share memory", self.name())))
@@ -630,9 +634,9 @@ pub trait Backend: Send + Sync {
         let _ = (stream, flags, fate);
         Err(BackendError::NotSupported(format!("the {} backend does not support flags", self.name())))
     }
-    /// Enqueues one kernel of `device` that executes the part of one rank in a step with little data. The kernel executes
-    /// [actions](Action::segment), whose copies use the addresses of [`action_reach`](Backend::action_reach). Returns false and enqueues
-    /// nothing if the stream belongs to another GPU. The step is abandoned if the process that should set a flag exits or leaves.
+    /// Enqueues one kernel of `device` that executes all operations of this rank in a communication step with little data. The kernel
+    /// executes [actions](Action::segment), whose copies use the addresses of [`action_reach`](Backend::action_reach). Returns false and
+    /// enqueues nothing if the stream belongs to another GPU. The step is abandoned if the process that should set a flag exits or leaves.
     fn stream_run_actions(
         &self,
         stream: StreamHandle,
@@ -698,7 +702,7 @@ pub trait Backend: Send + Sync {
     fn fail_waits_again(&self) -> bool {
         false
     }
-    /// Returns the lost process or context that could have set a counter to this value, or `None` if there is none.
+    /// Returns the process or context that has exited or left and could have set a counter to this value, or `None` if there is none.
     fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
         let _ = wanted;
         None
@@ -706,7 +710,8 @@ pub trait Backend: Send + Sync {
 }
 
 impl BackendError {
-    /// Returns the error for a lack of host memory whose amount depends on numbers that the caller has chosen.
+    /// Returns the out-of-memory error for host memory whose size depends on numbers that the caller has chosen, such as the number of
+    /// transfers.
     pub fn no_headroom(NoHeadroom { bytes }: NoHeadroom) -> Self {
         BackendError::OutOfMemory { device: DeviceId::HOST.0, bytes }
     }

@@ -2,9 +2,10 @@
 //! affects.
 //!
 //! A party is another process, or another context of this process, that has mapped the allocation. The exporter of the allocation
-//! identifies it by a number. A party is lost when it exits or leaves. Exactly the counters that it sets are then affected: waits for them
-//! end as lost, that is, the waiting stream continues and the failure is reported. Every other wait is unaffected. If a counter has no
-//! recorded signaller, any process that has mapped the allocation may set it, so the loss of any of them affects the counter.
+//! identifies it by a number. A party is lost when it exits, or when it leaves a plan and no longer sets its counters. Exactly the counters
+//! that it sets are then affected: waits for them end without success, that is, the waiting stream continues and the failure is reported.
+//! Every other wait is unaffected. If a counter has no recorded signaller, any process that has mapped the allocation may set it, so the
+//! loss of any of them affects the counter.
 
 use super::Signal;
 use smallvec::SmallVec;
@@ -66,9 +67,9 @@ impl Signallers {
     }
 }
 
-/// Abandonment state of one rank's steps in a plan of several ranks. If a wait ends because the awaited process has exited or left, the
-/// rank abandons its steps. Abandoned steps write no data, set no flags and wait for no flags, because other ranks have not permitted
-/// access to their memory. The ranks that wait for this rank then treat it as lost.
+/// State that shows whether one rank has abandoned its steps of a plan that several ranks execute together. If a wait ends because the
+/// awaited process has exited or left, the rank abandons its steps. Abandoned steps write no data, set no flags and wait for no flags,
+/// because other ranks have not permitted access to their memory. The ranks that wait for this rank then treat it as lost.
 ///
 /// CUDA kernels that wait for flags abandon their steps in the same way. A CUDA stream cannot skip work behind a wait, so the steps of
 /// streams continue.

@@ -39,7 +39,7 @@ fn is_static() -> bool {
 mod tests {
     #[test]
     fn a_program_that_names_a_loader_can_load_libraries() {
-        // Tests of a target whose C library is static by default are such a program.
+        // Tests for a target whose C library is static by default are statically linked.
         assert_eq!(super::check_can_load().is_ok(), !cfg!(target_feature = "crt-static"));
     }
 }
