@@ -116,7 +116,8 @@ std::atomic<gain> &gain_of(int dst, int src, std::size_t size_class) {
     return gains.at(pair * size_classes + size_class);
 }
 
-/// True if copies from device `src` to device `dst` are accelerated in the next smaller size class whose result is known.
+/// True if copies from device `src` to device `dst` are accelerated in the next smaller size class whose result is
+/// known.
 bool smaller_gains(int dst, int src, std::size_t size_class) {
     while (size_class-- > 0) {
         const gain known = gain_of(dst, src, size_class).load(std::memory_order_acquire);
