@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Uses the same buffers with MPI and mpgpu, in both orders, freed and allocated again in between, as in a code that
-// uses GPU-aware MPI elsewhere. Memory of a rank that MPI has open, or had open before it was freed, may prevent mpgpu
-// from mapping it. Messages and halo exchanges must work nevertheless. Puts and node plans may be refused as
-// `not_supported` on all ranks, and the program prints how often. Every byte is checked. On GPUs it requires an MPI
-// that supports GPU pointers. Run by mpirun with any number of ranks; an argument is the number of rounds.
+// Tests that MPI and mpgpu can use the same buffers, in both orders, with buffers freed and allocated again in between.
+// A program does this if it uses GPU-aware MPI for some of its communication. If MPI has a rank's memory open, or had
+// it open before it was freed, mpgpu may be unable to map that memory. Messages and halo exchanges must work
+// nevertheless. Puts and node plans may be refused as `not_supported` on all ranks; the program prints how often. Every
+// byte is checked. On GPUs the program requires an MPI that supports GPU pointers. Run by mpirun with any number of
+// ranks; an argument is the number of rounds.
 #include "halo_part.hpp"
 #include "ranks.hpp"
 
@@ -46,7 +47,7 @@ bool on_all(bool here) {
     return least != 0;
 }
 
-/// Objects of a rank that are used in all rounds.
+/// Context, node and other objects that a rank uses in all rounds.
 struct machine {
     const mpgpu::context ctx;
     mpgpu::device where = halo_test::device_of(ctx, world_rank);
@@ -115,7 +116,7 @@ class ring {
             return on_.messages.send(mpgpu::message_memory<const void>(out_.data(), bytes_),
                                      static_cast<std::uint32_t>(on_.right), tag, on_.stream);
         };
-        // Alternately the send and the receive come first.
+        // In even rounds the send is posted first, and in odd rounds the receive.
         mpgpu::message_request sent;
         const bool sends_first = (on_.turn / 2 + static_cast<std::uint64_t>(world_rank)) % 2 == 0;
         if (sends_first) {
@@ -176,7 +177,7 @@ void by_mpgpu(ring &buffers) {
     buffers.by_message();
 }
 
-/// Exchanges arrays that MPI has sent before, or sends afterwards.
+/// Exchanges halos of arrays that MPI sends too: before the exchange if `mpi_first` is true, and otherwise afterwards.
 void halos(machine &on, std::size_t round, bool mpi_first) {
     halo::grid g;
     const auto cells = static_cast<std::int64_t>(12 + (20 * round));
@@ -227,7 +228,7 @@ void run() {
         for (const bool mpi_first : {true, false}) {
             {
                 ring buffers(on, bytes, false);
-                // Another allocation in the same block of the driver.
+                // This buffer is another allocation in the same memory block of the driver.
                 ring beside(on, 5000, false);
                 if (mpi_first) {
                     buffers.by_mpi();

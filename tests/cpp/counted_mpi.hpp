@@ -3,9 +3,10 @@
 #define MPGPU_TESTS_COUNTED_MPI_HPP
 
 /// @file
-/// Counts every call to MPI through its profiling interface. A program that includes this file has its own MPI
-/// functions, which count and call PMPI's. A test checks that no MPI function is among the program's undefined symbols,
-/// so all calls are counted. For one translation unit of a program.
+/// Counts every call to MPI through MPI's profiling interface. A program that includes this file defines the MPI
+/// functions itself; each counts the call and then calls the PMPI function. A test checks that the program has no
+/// undefined symbols of MPI functions, so all calls are counted. Only one translation unit of a program may include
+/// this file.
 
 #include <mpi.h>
 

@@ -69,7 +69,7 @@ library &state() {
     return instance;
 }
 
-/// Stores an output that may be null.
+/// Stores `value` in `*out`, unless `out` is null.
 template <class T, class Value> void tell(T *out, Value value) {
     if (out != nullptr) {
         *out = value;
@@ -89,7 +89,8 @@ mp_status_t refused() {
     return report(state().refusal, "transfers", "more transfers than the double takes");
 }
 
-/// Returns the requested failure, once.
+/// Stores the requested failure in `status` and returns true. Returns false if no failure is requested, and after the
+/// first call.
 bool told_to_fail(mp_status_t &status) {
     library &lib = state();
     if (!lib.fail) {
@@ -107,7 +108,7 @@ template <class Handle> entry *find(kind what, Handle handle) {
     return found != lib.entries.end() && found->second.what == what ? &found->second : nullptr;
 }
 
-/// Returns success if the handle is live and no failure was requested.
+/// Returns success if the handle is live and no failure is requested. Otherwise returns the error.
 template <class Handle> mp_status_t enter(kind what, Handle handle) {
     mp_status_t status = MP_SUCCESS;
     if (told_to_fail(status)) {
@@ -119,7 +120,7 @@ template <class Handle> mp_status_t enter(kind what, Handle handle) {
 template <class Handle> void hand_out(kind what, mp_context_t context, Handle *handle) {
     library &lib = state();
     lib.next += 0x10;
-    // A number that neither side dereferences, like the library's handles.
+    // The handle is a number that no code dereferences, like the handles of the real library.
     *handle = reinterpret_cast<Handle>(lib.next); // NOLINT(performance-no-int-to-ptr)
     lib.entries.emplace(*handle, entry{what, context, {}, nullptr});
     ++lib.made.at(static_cast<std::size_t>(what));

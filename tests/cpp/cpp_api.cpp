@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests the C++ API with the library itself, on virtual devices: the behaviour that the documentation promises.
+// Tests the C++ API with the real library on virtual devices. The tests check the behaviour that the documentation
+// promises.
 #include <mpgpu/mpgpu.hpp>
 
 #include <doctest/doctest.h>
@@ -37,7 +38,7 @@ template <class T> bool equal(const mpgpu::buffer<T> &a, const mpgpu::buffer<T> 
     return a.size() == b.size() && std::equal(a.data(), a.data() + a.size(), b.data());
 }
 
-/// Blocks a stream until it is opened, so that a test can examine the work enqueued after it.
+/// Blocks a stream until the gate is opened, so that a test can examine the work that is enqueued after it.
 class gate {
   public:
     explicit gate(const mpgpu::stream &stream) {
@@ -438,7 +439,8 @@ TEST_CASE("a child of fork destroys what it inherits in silence, and is refused 
     } // all destructors run in both processes
     if (child == 0) {
         static_cast<void>(!write(answer[1], &refused, 1));
-        // The parent ends it: objects of the parent still exist, and a leak check at its exit would report them.
+        // The parent kills this child. If the child exited normally, a leak check would report the objects of the
+        // parent, which still exist in the child.
         for (;;) {
             pause();
         }
@@ -503,7 +505,7 @@ TEST_CASE("memory travels as a handle, and an import gives it back when it goes"
     CHECK(received.data()[0] == 30);
     CHECK(received.data()[39] == 69);
 
-    // It was the last import, so the address is no longer valid.
+    // The last import of the memory has been closed, so the address is no longer valid.
     int *address = second.data();
     second = {};
     CHECK(mp_memory_close(ctx.get(), address) == MP_ERROR_INVALID_POINTER);
@@ -579,7 +581,7 @@ TEST_CASE("named batches bring each participant its blocks, and what is there al
     CHECK(mpgpu::all_gather(blocks, wholes).size() == 9);
     run(mpgpu::all_gather(blocks, wholes));
     CHECK(all_are_root(wholes));
-    // In place: each block is already at its position.
+    // The exchange is in place: each block is already at its position.
     std::vector<mpgpu::device_span<const int>> places;
     for (std::size_t gpu = 0; gpu < wholes.size(); ++gpu) {
         places.emplace_back(mpgpu::device_span<int>(wholes[gpu]).subspan(gpu * n, n));
@@ -590,7 +592,7 @@ TEST_CASE("named batches bring each participant its blocks, and what is there al
     run(mpgpu::all_to_all(wholes, others));
     CHECK(others[2].data()[n + 7] == static_cast<int>(2 * n + 7));
     CHECK_THROWS_AS(run(mpgpu::all_to_all(wholes, wholes)), mpgpu::argument_error);
-    // By sender: the first sends all to the second.
+    // The sizes are indexed by sender. The first sender sends all of its data to the second.
     const std::vector<std::size_t> sizes = {0, gpus * n, 0, 0, 0, 0, 0, 0, 0};
     std::error_code ec;
     CHECK(mpgpu::all_to_all(wholes, others, sizes, ec).empty());
@@ -628,7 +630,7 @@ TEST_CASE("signals order streams, and a thread waits for one no longer than it s
     ctx.wait(receiver, {{counters.data(), 1}, {counters.data() + 1, 2}});
     receiver.synchronize();
 
-    // The calling thread waits instead, and also reads a counter without waiting.
+    // Here the calling thread waits instead of a stream. It also reads a counter without waiting.
     ctx.wait(receiver, {{counters.data(), 2}});
     ctx.raise(receiver, {{counters.data() + 1, 4}});
     CHECK_FALSE(ctx.is_reached({counters.data() + 1, 4}));

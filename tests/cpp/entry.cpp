@@ -25,7 +25,7 @@ struct alone {
     mpgpu::stream stream{ctx, mpgpu::device::gpu(0)};
     mpgpu::entries entries{ctx, messages};
 
-    /// Makes progress until this number of functions was called.
+    /// Makes progress until `calls` functions have been called.
     void progress(std::size_t calls) {
         for (std::size_t called = 0; called < calls; std::this_thread::yield()) {
             called += entries.progress();
@@ -99,7 +99,7 @@ TEST_CASE("many messages of many sizes are under way at once, each with its own 
         },
         [&](mpgpu::arrival &m) {
             ++ended;
-            // Arguments of any size, also larger than metadata.
+            // Arguments may have any size, even one that exceeds the metadata.
             CHECK(m.arguments().size() == m.tag() * 31);
         });
     std::vector<mpgpu::entry_request> sent;
@@ -170,7 +170,7 @@ TEST_CASE("a part goes to one place that is large enough, and what a message end
     mpgpu::entry_request sent = rank.entries.send(0, bar, {}, {from, from}, rank.stream);
     rank.progress(2);
     sent.synchronize();
-    // A manually written head whose descriptor was already fetched.
+    // This message head is written by hand. The descriptor in it was already fetched.
     mpgpu::described_buffer of = rank.messages.describe(from, rank.stream);
     rank.messages.fetch(of.descriptor, to, rank.stream).synchronize();
     of.released.synchronize();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests halo exchanges between virtual devices of one process: every cell of every array, including ghost cells, is
+// Tests halo exchanges between virtual devices of one process. Every cell of every array, including ghost cells, is
 // compared with an undivided mesh.
 #include "halo_reference.hpp"
 
@@ -49,7 +49,7 @@ std::string text_of(const halo::grid &g, const std::vector<std::size_t> &sizes,
     return text;
 }
 
-/// Arrays of all ranks of a grid. Rank r is on GPU r modulo the number of GPUs.
+/// Arrays of all ranks of a grid. Rank r uses GPU r modulo the number of GPUs.
 struct mesh {
     mesh(const mpgpu::context &ctx, const halo::grid &g, const std::vector<std::size_t> &sizes) : grid(g) {
         for (int rank = 0; rank < halo::rank_count(g); ++rank) {
@@ -64,7 +64,7 @@ struct mesh {
         }
     }
 
-    /// Sets all computed cells to new values, and all ghost cells to a value that no exchange may leave there.
+    /// Sets all computed cells to new values, and all ghost cells to a value that no exchange may leave in place.
     void fill(std::uint64_t cycle) {
         for (int rank = 0; rank < halo::rank_count(grid); ++rank) {
             reference::fill(grid, rank, arrays.at(static_cast<std::size_t>(rank)), cycle);
@@ -89,7 +89,7 @@ struct mesh {
 
 template <class Run> void check_cycles(mesh &all, const mpgpu::stream &stream, std::uint64_t cycles, const Run &run) {
     for (std::uint64_t cycle = 1; cycle <= cycles; ++cycle) {
-        // Filled in stream order, so that only the stream orders an exchange after earlier work.
+        // The cells are set in stream order, so that only the stream orders the exchange after this work.
         stream.launch_host([&all, cycle] { all.fill(cycle); });
         run(stream);
         stream.synchronize();
@@ -170,7 +170,8 @@ TEST_CASE("between start and finish, work runs that the exchange does not wait f
 
     stream.launch_host([&all] { all.fill(1); });
     halo.start(stream);
-    // Overlapped work continues in `stream`. Work that only needs the exchange may be enqueued in another stream.
+    // Work that overlaps with the exchange continues in `stream`. Work that needs only the exchange may be enqueued in
+    // another stream.
     std::uint64_t overlapped = 0;
     stream.launch_host([&overlapped] { ++overlapped; });
     halo.finish(other);
@@ -180,7 +181,7 @@ TEST_CASE("between start and finish, work runs that the exchange does not wait f
     stream.synchronize();
     CHECK(overlapped == 1);
 
-    // Exchanges in different streams, without finish between them, still run in order.
+    // Exchanges in different streams still run in order, although there is no finish between them.
     for (std::uint64_t cycle = 2; cycle < 100; ++cycle) {
         const mpgpu::stream &now = cycle % 2 == 0 ? stream : other;
         now.launch_host([&all, cycle] { all.fill(cycle); });
@@ -271,7 +272,7 @@ TEST_CASE("left open, the form is the fastest of those that differ, and the desc
     g.cells = {100, 100, 100};
     g.periodic = {true, true, true};
     check(g, {0, 1, 100}); // faces in x of 100 * 50 cells and two variables would be too many transfers
-    // Requested values are used, and nothing is measured.
+    // If the caller specifies the values, they are used, and nothing is measured.
     halo::options how;
     how.direct_pieces = 3;
     mesh all(ctx, g, {8, 4});
@@ -304,14 +305,14 @@ TEST_CASE("forms that are compared take turns in rows, and neither a first excha
         CHECK(asked[i].second == (i < 4 ? 1 : 16));
     }
     CHECK(asked.size() == 10); // 0.9 ms for single exchanges, 49 ms for each round: three exceed a tenth of a second
-    // Slow forms are compared in shorter series, and very slow ones in only two exchanges each.
+    // Slow forms of the exchange are measured in shorter series, and very slow forms in only two exchanges each.
     int longest = 0;
     static_cast<void>(halo::detail::least_seconds(2, [&](std::size_t, int exchanges) {
         longest = std::max(longest, exchanges);
         return 5e-3 * exchanges;
     }));
     CHECK(longest == 5);
-    // A short delay of the machine during single exchanges does not shorten the series to one.
+    // A short delay of the machine during single exchanges does not shorten the series of measurements to one exchange.
     int calls = 0;
     longest = 0;
     const std::vector<double> held_up = halo::detail::least_seconds(2, [&](std::size_t, int exchanges) {
@@ -387,7 +388,7 @@ TEST_CASE("a rank that is its own neighbour, and one that has none") {
         mesh all(ctx, g, {4});
         const std::uint64_t exchanged = reference::exchanged_bytes(g, {4});
         CHECK((exchanged > 0) == periodic);
-        // The last form is not specified: measurements choose the fastest one that exchanges.
+        // The last form is not specified, so measurements choose the fastest form.
         for (const std::optional<std::uint64_t> direct_pieces :
              std::array<std::optional<std::uint64_t>, 3>{0, never_pack, std::nullopt}) {
             halo::options how;

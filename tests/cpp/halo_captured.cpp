@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests halo exchanges between processes that are captured into a graph. After uncaptured exchanges the graph is
-// launched many times without waiting, then uncaptured exchanges follow, and every cell of every rank is compared. On
-// GPUs (compiled by nvcc) a stream is captured. The host backend has no capture, so the library's answer is replaced
-// there (ld --wrap), and the exchanges of a capture run one by one. Run by mpirun with any number of ranks.
+// Tests halo exchanges between processes that are captured into a graph. After exchanges without capture, the graph is
+// launched many times without waiting, and then exchanges without capture follow. Every cell of every rank is compared
+// with an undivided mesh. On GPUs (compiled by nvcc) a stream is captured. The host backend has no capture. There the
+// answer of the library is replaced (ld --wrap), and the exchanges of a capture run one by one. Run by mpirun with any
+// number of ranks.
 #include "halo_part.hpp"
 #include "ranks.hpp"
 
@@ -48,7 +49,7 @@ extern "C" mp_status_t __wrap_mp_stream_get_info(mp_context_t context, mp_stream
 
 namespace {
 
-/// Captured exchange that can be launched in any stream.
+/// Captured halo exchange, which can be launched in any stream.
 class captured_exchange {
   public:
     captured_exchange(halo::plan &halo, const mpgpu::stream &stream) : halo_(&halo) {
@@ -159,7 +160,8 @@ void run() {
         }
     }
     if (node.size() > 1) {
-        // Each rank is a separate node: MPI sends the messages, which no graph can contain.
+        // Each rank counts as a separate node here. MPI sends the messages between nodes, and a graph cannot contain
+        // them.
         const mpgpu::mpi::node alone(ctx, MPI_COMM_WORLD, MPI_COMM_SELF);
         halo::grid g;
         g.cells = {8, 8 * std::int64_t{node.size()}, 1};

@@ -29,7 +29,8 @@ namespace reference = halo_reference;
 
 constexpr int no_gpu = 77;
 
-/// Runs the kernel's function for each word, as threads would, and compares with copy_on_cpu.
+/// Calls the kernel's function for each word, as the threads of a kernel would, and compares the result with
+/// copy_on_cpu.
 void check_indexing() {
     for (const std::uint64_t bytes : {1U, 2U, 4U, 6U, 8U, 12U, 16U, 24U}) {
         for (const halo::direction way : {halo::direction::pack, halo::direction::unpack}) {
@@ -106,7 +107,7 @@ void check_exchanges(const mpgpu::context &ctx, std::optional<std::uint64_t> dir
     }
 }
 
-/// Tests that cells to pack without a kernel are refused with a message.
+/// Tests that an exchange is refused with a message if cells must be packed and there is no kernel for it.
 void check_refusal(const mpgpu::context &ctx) {
     halo::grid g;
     g.cells = {8, 8, 8};

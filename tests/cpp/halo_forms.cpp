@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests the choice between forms of an exchange with a double of the library that refuses plans and takes given times.
+// Tests how an exchange chooses between its forms. A test double of the library refuses some plans, and executions take
+// given times.
 #include "counting_library.hpp"
 
 #include <mpgpu/halo.hpp>
@@ -86,7 +87,7 @@ TEST_CASE("messages are pushed where that is faster or asked for, without a tran
     CHECK(w.plan(std::nullopt, true).measured().empty());
     CHECK_FALSE(w.plan(0, std::nullopt).pushed());
     CHECK_FALSE(w.plan(std::nullopt, false).pushed());
-    // If a kernel of the caller refuses, its form is excluded if it is one of several.
+    // If a kernel of the caller fails, its form of the exchange is excluded as long as other forms remain.
     halo::options how;
     how.pushed_copy = [](const mpgpu::context &, mpgpu::device, const halo::detail::pushed_messages &,
                          int) -> halo::launch_function {
@@ -139,7 +140,7 @@ TEST_CASE("where all forms are refused the error is that of the first, and error
     CHECK_THROWS_AS(static_cast<void>(w.plan(1)), mpgpu::not_supported); // explicitly requested
     counting::refuse_plans(messages, MP_ERROR_DRIVER);
     CHECK_THROWS_AS(static_cast<void>(w.plan()), mpgpu::driver_error);
-    // A packing copier of the caller refuses, before the double refuses the other form.
+    // A packing copier of the caller fails, before the test double refuses the other form.
     counting::refuse_plans(messages, MP_ERROR_OUT_OF_MEMORY);
     halo::options how;
     how.pushed = false;

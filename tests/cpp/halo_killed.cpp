@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Kills a rank in the middle of an exchange, or lets an exception unwind it to the end of `main`, where it waits in
-// MPI_Finalize. Every other rank must get the status peer_gone within a bounded time, and must then have no memory of
-// other ranks mapped or open. Ranks that are not neighbours of the victim get the status when their neighbours exit in
-// turn.
+// Kills a rank in the middle of a halo exchange, or makes an exception unwind it to the end of `main`, where it waits
+// in MPI_Finalize. Every other rank must get the status peer_gone within a bounded time. After that it must not have
+// memory of other ranks mapped or open. Ranks that are not neighbours of the victim get the status when their
+// neighbours exit.
 //
 // Run by mpirun with three ranks or more, on the host backend, or on GPUs, where forms that pack require nvcc. A
-// launcher ends a job that has lost a rank, so survivors ignore SIGTERM until they have checked. Each prints a line,
-// and the caller checks for all of them.
+// launcher ends a job that has lost a rank, so the surviving ranks ignore SIGTERM until they have finished their
+// checks. Each survivor prints a line, and the caller checks that all of them have printed it.
 #include "halo_part.hpp"
 #include "ranks.hpp"
 
@@ -37,8 +37,8 @@ using ranks_test::world_rank;
 
 struct thrown {};
 
-/// Returns the addresses at which this process has mapped other ranks' arrays on GPUs. /proc does not show these
-/// mappings, but the driver knows the memory at an address. Empty on the host backend.
+/// Returns the addresses at which this process has mapped arrays of other ranks on GPUs. The list is empty on the host
+/// backend. /proc does not show these mappings, but the driver knows the memory at an address.
 std::vector<const std::byte *> on_gpus([[maybe_unused]] const mpgpu::context &ctx,
                                        [[maybe_unused]] mpgpu::mpi::shared_memory<std::byte> &arrays,
                                        [[maybe_unused]] int ranks) {
@@ -56,7 +56,7 @@ std::vector<const std::byte *> on_gpus([[maybe_unused]] const mpgpu::context &ct
     return found;
 }
 
-/// Returns true if there is GPU memory at an address of `on_gpus`.
+/// Returns true if GPU memory is mapped at `address`, which was returned by `on_gpus`.
 bool is_mapped([[maybe_unused]] const std::byte *address) {
 #ifdef __CUDACC__
     cudaPointerAttributes attributes{};
@@ -67,8 +67,8 @@ bool is_mapped([[maybe_unused]] const std::byte *address) {
 #endif
 }
 
-/// Makes exchanges until one fails, and returns its status. Ranks that are not neighbours of the victim can make some
-/// before their neighbours exit, one more for each rank in between.
+/// Makes exchanges until one fails, and returns the status of the failure. Ranks that are not neighbours of the victim
+/// can complete some exchanges before their neighbours exit: one more for each rank in between.
 mpgpu::status exchange_until_it_fails(halo::plan &plan, const mpgpu::stream &stream, int ranks) {
     for (int succeeded = 0;; ++succeeded) {
         if (succeeded > ranks) {
@@ -100,7 +100,8 @@ void run(std::uint64_t direct_pieces, const std::string &form, bool throws) {
     how.pushed = form == "pushed";
     std::optional<halo::plan> plan(std::in_place, *ctx, *node, g, mine->arrays(), how);
     std::optional<mpgpu::stream> stream(std::in_place, *ctx, mine->where());
-    // An allocation is mapped only once, so the plan uses the same addresses when it writes to arrays directly.
+    // An allocation is mapped only once per process, so the plan uses the same addresses when it writes to arrays
+    // directly.
     const halo::rank_array &own = mine->arrays().front();
     const mpgpu::array_view<std::byte> bytes(static_cast<std::byte *>(own.data), own.size * own.element_bytes);
     mpgpu::mpi::shared_memory<std::byte> arrays = node->exchange(mpgpu::device_span<std::byte>(bytes, own.location));
@@ -135,7 +136,7 @@ void run(std::uint64_t direct_pieces, const std::string &form, bool throws) {
         std::raise(SIGKILL);
     }
     const auto begin = std::chrono::steady_clock::now();
-    // The waits are in a stream of the plan. The caller's stream is ordered after it and reports the error.
+    // The waits are in a stream of the plan. The caller's stream is ordered after that stream and reports the error.
     if (is_neighbour && failure_of([&] { stream->synchronize(); }) != mpgpu::status::peer_gone) {
         end(1, "exchanges have succeeded without a neighbour");
     }
@@ -152,7 +153,7 @@ void run(std::uint64_t direct_pieces, const std::string &form, bool throws) {
     }
     plan.reset();
     arrays = {};
-    // Checked before the context is destroyed, which unmaps the rest.
+    // The check comes before the context is destroyed, because destroying the context unmaps all memory.
     if (std::any_of(mapped.begin(), mapped.end(), is_mapped)) {
         end(1, "after the end of the plan an array of another rank is mapped");
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests halo exchanges between processes: every cell of every rank's arrays is compared with an undivided mesh. Run by
-// mpirun with any number of ranks, on the host backend or on GPUs. At the first error it ends all ranks with a message.
-// On GPUs it packs only if compiled by nvcc.
+// Tests halo exchanges between processes. Every cell of every rank's arrays is compared with an undivided mesh. Run by
+// mpirun with any number of ranks, on the host backend or on GPUs. At the first error the program ends all ranks with a
+// message. On GPUs it packs only if it is compiled by nvcc.
 #include "halo_part.hpp"
 #include "ranks.hpp"
 
@@ -38,7 +38,8 @@ constexpr std::uint64_t many_cycles = 400;
 bool shown = false; // one description, for the log
 std::string tried;  // properties of the current run, for errors
 
-/// Returns a random value of `direct_pieces`, or the value that packs nothing if packing is not possible.
+/// Returns a random value of `direct_pieces`. If packing is not possible, returns the value with which nothing is
+/// packed.
 std::optional<std::uint64_t> random_form(std::mt19937 &random, const mpgpu::context &ctx) {
     constexpr std::uint64_t never_pack = std::numeric_limits<std::uint64_t>::max();
     constexpr std::array<std::optional<std::uint64_t>, 5> forms{0, 1, 5, never_pack, std::nullopt};
@@ -46,7 +47,8 @@ std::optional<std::uint64_t> random_form(std::mt19937 &random, const mpgpu::cont
     return halo_test::can_pack(ctx) ? drawn : never_pack;
 }
 
-/// Runs cycles without host synchronisation: each sets the arrays, exchanges and compares, in stream order.
+/// Runs cycles without host synchronisation. Each cycle sets the arrays, exchanges them and compares them, in stream
+/// order.
 void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const halo::grid &g,
                 const std::vector<std::size_t> &sizes, const halo::options &how, std::uint64_t cycles, bool in_two) {
     const halo_test::part mine(ctx, g, world_rank, sizes);
@@ -96,7 +98,8 @@ void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const h
     halo.destroy();
 }
 
-/// Tests pushed messages with random problems, randomly delayed ranks, and two alternating streams.
+/// Tests halo exchanges that push messages (write them into the receiver's memory), with random problems, randomly
+/// delayed ranks and two alternating streams.
 void push(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::mt19937 &random) {
     halo::options how = halo_test::options_for(ctx);
     how.pushed = true;
@@ -106,7 +109,7 @@ void push(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::mt19937 
         const auto [g, sizes] = reference::random_problem(random, node.communicator_size());
         run_cycles(ctx, node, g, sizes, how, cycles, problem % 2 == 1);
     }
-    // A problem that is large enough for all blocks to copy part of each message.
+    // The problem is large enough that every block copies part of each message.
     halo::grid g;
     g.ranks = {node.communicator_size(), 1, 1};
     g.cells = {3 * std::int64_t{node.communicator_size()}, 40, 30};
@@ -145,7 +148,7 @@ void push(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::mt19937 
     }
     before.synchronize();
     require(difference.empty(), difference);
-    // There is nothing between exchanges: each follows the last one in any stream.
+    // No other work is between the exchanges. Each follows the last one, whatever stream it is in.
     mine.fill(1);
     mine.upload(streams[0]);
     streams[0].synchronize();
@@ -160,7 +163,7 @@ void push(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::mt19937 
     halo.destroy();
 }
 
-/// Ranks that see one GPU each also write into each other's inboxes; the other forms are refused or measured as usual.
+/// Tests that ranks which see only one GPU each also push messages. The other forms are refused or measured as usual.
 void push_with_one_gpu_in_sight(std::mt19937 &random) {
     int gpus = 0;
     {
@@ -180,7 +183,7 @@ void push_with_one_gpu_in_sight(std::mt19937 &random) {
     unsetenv("MPGPU_HOST_VISIBLE_DEVICES");
 }
 
-/// Tests that an error on one rank is thrown on all ranks, and that no rank waits.
+/// Tests that an error on one rank is thrown on all ranks, and that no rank waits forever.
 void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     halo::grid g;
     g.cells = {8, 8 * std::int64_t{node.communicator_size()}, 1};
@@ -219,8 +222,8 @@ void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node
     halo::plan(ctx, node, g, mine.arrays(), how).destroy(); // the errors have had no lasting effect
 }
 
-/// Tests that a form that one rank refuses, when it is created or in its first exchange, is excluded on all ranks, and
-/// that no rank waits. If no form remains, all ranks throw.
+/// Tests that a form of the exchange is excluded on all ranks if one rank refuses it, either when it is created or in
+/// its first exchange. No rank may wait forever. If no form remains, all ranks throw.
 void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     if (node.communicator_size() < 2 || !halo_test::on_host_backend(ctx)) {
         return; // the CPU packs below
@@ -281,8 +284,8 @@ void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi
     }
 }
 
-/// Tests the same for a pushing kernel: it is excluded if one rank refuses it, and if it is explicitly requested all
-/// ranks throw.
+/// Tests that a pushing kernel is excluded on all ranks if one rank refuses it. If the kernel was explicitly requested,
+/// all ranks throw.
 void leave_out_kernels_that_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     if (node.communicator_size() < 2 || !halo_test::on_host_backend(ctx)) {
         return;
@@ -341,7 +344,7 @@ void leave_out_kernels_that_one_rank_refuses(const mpgpu::context &ctx, const mp
     }
 }
 
-/// Tests that arrays in host memory that no other rank can map are sent in messages, even if a direct form was
+/// Tests that arrays in host memory that no other rank can map are sent as messages, even if a direct form was
 /// requested.
 void send_what_cannot_be_shared(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     if (node.communicator_size() < 2 || !halo_test::on_host_backend(ctx)) {
@@ -380,7 +383,7 @@ void send_what_cannot_be_shared(const mpgpu::context &ctx, const mpgpu::mpi::nod
     }
 }
 
-/// Makes many exchanges with each persistent kernel, with all neighbours of all ranks in one mesh.
+/// Makes many exchanges back to back with each persistent kernel. All neighbours of all ranks are in one mesh.
 void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     const std::uint64_t cycles = std::getenv("LONG_TESTS") != nullptr ? 10000 : few_cycles;
     halo::grid g;
@@ -405,8 +408,8 @@ void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     }
 }
 
-/// Destroys a plan between `start` and `finish`, which ends its kernel that waits for messages to unpack. This is the
-/// last test, because messages that no one receives may still be in progress.
+/// Tests that a plan may be destroyed between `start` and `finish`, which ends the kernel that waits for messages to
+/// unpack. This is the last test, because messages that no rank receives may still be in flight.
 void give_up_in_the_middle(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     halo::grid g;
     g.cells = {8, 8 * std::int64_t{node.communicator_size()}, 1};
@@ -426,7 +429,7 @@ void give_up_in_the_middle(const mpgpu::context &ctx, const mpgpu::mpi::node &no
     }
 }
 
-/// Tests that messages to other nodes are not pushed.
+/// Tests that messages to ranks of other nodes are not pushed.
 void refuse_to_push(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     halo::grid g;
     g.cells = {8, 8 * std::int64_t{node.communicator_size()}, 1};
@@ -444,7 +447,8 @@ void refuse_to_push(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     require(refused, "pushing to ranks of other nodes is refused");
 }
 
-/// Tests slabs with every form and every kind of progress. Slabs in the middle of a node have no neighbour on another.
+/// Tests a mesh of slabs with every form of the exchange and every kind of progress. Slabs in the middle of a node have
+/// no neighbour on another node.
 void run_slabs_on_nodes(const mpgpu::context &ctx, int nodes) {
     MPI_Comm local = MPI_COMM_NULL;
     int ranks = 0;
@@ -475,7 +479,7 @@ void run_slabs_on_nodes(const mpgpu::context &ctx, int nodes) {
     MPI_Comm_free(&local);
 }
 
-/// Divides the ranks of one machine among virtual nodes: some neighbours of a rank are reached by a node plan, the
+/// Divides the ranks of one machine among virtual nodes. Each rank reaches some neighbours by a node plan and the
 /// others by MPI.
 void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
     MPI_Comm local = MPI_COMM_NULL;

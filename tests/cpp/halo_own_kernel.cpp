@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests a Jacobi kernel that continues to compute: one launch makes many sweeps, and exchanges halo rows with ranks of
-// other nodes by pack_and_tell and await_and_unpack, while the host thread is free between polls. Run by mpirun with 2
-// ranks or more, each of which counts as a node, on the host backend or, compiled by nvcc, on GPUs. Every cell is
-// compared with an undivided mesh.
+// Tests a persistent Jacobi kernel. One launch makes many sweeps, and exchanges halo rows with ranks of other nodes by
+// pack_and_tell and await_and_unpack. The host thread is free between its polls. Run by mpirun with 2 ranks or more,
+// each of which counts as a node, on the host backend or, compiled by nvcc, on GPUs. Every cell is compared with an
+// undivided mesh.
 #include "halo_part.hpp"
 #include "ranks.hpp"
 
@@ -34,8 +34,8 @@ constexpr std::uint64_t launches = 8;
 constexpr std::int64_t row_cells = 301;
 constexpr std::int64_t rows = 7; // per rank
 
-/// Part of the mesh of one rank, with a ghost row at each end. Values are integers, so that sums do not depend on the
-/// order.
+/// Rows of the mesh that belong to one rank, with a ghost row at each end. Values are integers, so that sums do not
+/// depend on the order of additions.
 struct mesh {
     std::uint64_t *now;
     std::uint64_t *next;
@@ -45,8 +45,8 @@ MPGPU_NOTIFY_BOTH std::uint64_t relaxed(const std::uint64_t *cells, std::int64_t
     return cells[at - row_cells] + cells[at + row_cells] + cells[at - 1] + cells[at + 1];
 }
 
-/// Calls `cell` for the rows [first, end), divided among all threads of the grid, without the first and the last
-/// column.
+/// Calls `cell` for all cells of the rows [first, end), except those of the first and the last column. The cells are
+/// divided among all threads of the grid.
 template <class Cell>
 MPGPU_NOTIFY_BOTH void for_each(const mpgpu::notify_block &block, std::int64_t first, std::int64_t end,
                                 const Cell &cell) {
@@ -59,7 +59,7 @@ MPGPU_NOTIFY_BOTH void for_each(const mpgpu::notify_block &block, std::int64_t f
     }
 }
 
-/// Runs one block in one launch. `together` returns when all blocks have called it.
+/// Runs one block of one launch. `together` is a barrier of all blocks.
 template <class Together>
 MPGPU_NOTIFY_BOTH void sweep(const mpgpu::notify_block &block, const halo::kernel_work &work, mesh m,
                              std::uint64_t exchange, const Together &together) {
@@ -96,7 +96,7 @@ __global__ void sweep_kernel(halo::kernel_work work, mesh m, std::uint64_t excha
 }
 #endif
 
-/// Barrier of blocks that are threads.
+/// Barrier of blocks that run as CPU threads.
 struct all_of_threads {
     std::uint32_t *arrived;
     std::uint64_t *round;
@@ -111,7 +111,7 @@ struct all_of_threads {
     }
 };
 
-/// Runs the kernel as threads, for memory that the CPU can access.
+/// Runs the kernel as CPU threads, for memory that the CPU can access.
 void sweep_by_threads(const halo::kernel_work &work, mesh m, std::uint64_t exchange) {
     constexpr std::uint32_t blocks = 3;
     std::uint32_t arrived = 0;
@@ -126,7 +126,7 @@ void sweep_by_threads(const halo::kernel_work &work, mesh m, std::uint64_t excha
     }
 }
 
-/// Returns the kernel, which is launched for every `sweeps`-th exchange.
+/// Returns the kernel in the form in which the halo exchange launches it: for every `sweeps`-th exchange.
 halo::persistent_copier kernel_of(const mpgpu::context &ctx, mesh m) {
     const auto is_first = [](std::uint64_t exchange) { return (exchange - 1) % sweeps == 0; };
 #ifdef __CUDACC__
@@ -152,7 +152,8 @@ halo::persistent_copier kernel_of(const mpgpu::context &ctx, mesh m) {
         });
 }
 
-/// Computes the same sweeps on the undivided mesh, whose last row is above the first.
+/// Computes the same sweeps on the undivided mesh and returns the cells. The mesh is periodic: the last row is above
+/// the first.
 std::vector<std::uint64_t> expected(std::vector<std::uint64_t> cells, std::uint64_t times) {
     const auto all = static_cast<std::int64_t>(cells.size());
     for (std::uint64_t i = 0; i < times; ++i) {

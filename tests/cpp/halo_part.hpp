@@ -3,9 +3,9 @@
 #define MPGPU_TESTS_HALO_PART_HPP
 
 /// @file
-/// One rank of a halo exchange in a test that runs on the host backend and on GPUs. Its arrays are on its device, and
-/// are set and compared in host memory. Compiled by nvcc it has the packing kernel; with any other compiler, exchanges
-/// on GPUs must not pack.
+/// One rank of a halo exchange, for tests that run on the host backend and on GPUs. The rank's arrays are on its
+/// device. They are set and compared in host memory. If this file is compiled by nvcc, exchanges use the packing
+/// kernel. With any other compiler, exchanges on GPUs must not pack.
 
 #include "halo_reference.hpp"
 
@@ -25,12 +25,14 @@ inline bool on_host_backend(const mpgpu::context &ctx) {
     return ctx.backend() == mpgpu::backend::host;
 }
 
-/// Returns the device of a rank's arrays. If there are fewer GPUs than ranks, they are assigned cyclically.
+/// Returns the device for the arrays of rank `rank`. If there are fewer GPUs than ranks, the GPUs are assigned
+/// cyclically.
 inline mpgpu::device device_of(const mpgpu::context &ctx, int rank) {
     return mpgpu::device::gpu(rank % ctx.devices().gpus);
 }
 
-/// Makes the GPU of this process's rank current, because it maps memory of other processes.
+/// Makes the GPU of this process's rank the current GPU, because the current GPU is the one that maps memory of other
+/// processes.
 inline void select_device([[maybe_unused]] const mpgpu::context &ctx, [[maybe_unused]] int rank) {
 #ifdef __CUDACC__
     if (!on_host_backend(ctx)) {
@@ -39,7 +41,8 @@ inline void select_device([[maybe_unused]] const mpgpu::context &ctx, [[maybe_un
 #endif
 }
 
-/// Returns options with the packing kernel, if the arrays are on GPUs and it was compiled.
+/// Returns the options of an exchange. They contain the packing kernel if the arrays are on GPUs and the kernel was
+/// compiled.
 inline mpgpu::halo::options options_for([[maybe_unused]] const mpgpu::context &ctx) {
     mpgpu::halo::options how;
 #ifdef __CUDACC__
@@ -76,14 +79,14 @@ class part {
     }
 
     [[nodiscard]] mpgpu::device where() const noexcept { return where_; }
-    /// Returns the arrays on the device.
+    /// Returns the rank's arrays on the device.
     [[nodiscard]] const mpgpu::halo::rank_arrays &arrays() const noexcept { return arrays_; }
 
-    /// Enqueue copies between host memory and the device.
+    /// Enqueues a copy of the arrays from host memory to the device. `download` copies in the other direction.
     void upload(mpgpu::stream_view stream) const { upload_->enqueue(stream); }
     void download(mpgpu::stream_view stream) const { download_->enqueue(stream); }
 
-    /// Fills host memory; may be called in `stream::launch_host`.
+    /// Sets the arrays in host memory to the values of a cycle. It may be called in `stream::launch_host`.
     void fill(std::uint64_t cycle) const { halo_reference::fill(grid_, rank_, mirrors_, cycle); }
     [[nodiscard]] std::string first_difference(std::uint64_t cycle) const {
         return halo_reference::first_difference(grid_, rank_, mirrors_, cycle);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests the protocol of halo/pushed.hpp with threads as blocks of several ranks, and without the library, so that it
-// also runs under ThreadSanitizer: messages are written and read without atomics.
+// Tests the protocol of halo/pushed.hpp. Threads represent the blocks of several ranks, and the library is not used, so
+// the test also runs under ThreadSanitizer. Messages are written and read without atomics.
 #include <mpgpu/halo.hpp>
 
 #include <doctest/doctest.h>
@@ -38,12 +38,13 @@ void dawdle(std::mt19937 &random) {
     }
 }
 
-/// Returns a word of the message from rank `from` to rank `to` in a round.
+/// Returns word `at` of the message from rank `from` to rank `to` in round `round`.
 std::uint64_t word(std::uint64_t round, std::size_t from, std::size_t to, std::uint64_t at) {
     return ((round * 64 + from) * 64 + to) * 4096 + at;
 }
 
-/// Returns the number of words of a message, which has two pieces; the second is one row.
+/// Returns the number of words in the message from rank `from` to rank `to`. A message has two pieces; the second is
+/// one row.
 std::uint64_t words_of(std::size_t from, std::size_t to) {
     return 150 + 97 * ((from + to) % 5);
 }
@@ -58,7 +59,8 @@ struct rank_memory {
     std::uint64_t gone = 0;
 };
 
-/// Ranks with separate memory, which send to each other, in both directions, according to `neighbours`.
+/// Ranks with separate memory. Ranks that are neighbours according to `neighbours` send to each other in both
+/// directions.
 struct world {
     world(std::size_t count, std::uint32_t blocks_of_each, std::vector<std::vector<bool>> neighbours)
         : ranks(count), blocks(blocks_of_each), sends(std::move(neighbours)) {
@@ -84,7 +86,8 @@ struct world {
         }
     }
 
-    /// Returns a message in the inbox of `to`, with the cells of one end.
+    /// Returns the message from rank `from` to rank `to` in the receiver's inbox. `cells` are the cells of the sender
+    /// or of the receiver.
     detail::pushed_message message(std::size_t from, std::size_t to, std::uint64_t *cells) {
         auto *const inbox = reinterpret_cast<std::byte *>(ranks[to].inbox.data());
         std::byte *const at = inbox + from * 1000 * sizeof(std::uint64_t);
@@ -107,7 +110,7 @@ struct world {
         }
     }
 
-    /// Returns the number of words in all ghost cells of a rank that do not belong to the round.
+    /// Returns the number of words in all ghost cells of rank `rank` whose value is not that of round `round`.
     [[nodiscard]] int wrong(std::size_t rank, std::uint64_t round) const {
         std::vector<std::uint64_t> expected(ranks[rank].ghosts.size(), 0);
         for (std::size_t from = 0; from < ranks.size(); ++from) {
@@ -118,7 +121,8 @@ struct world {
         return ranks[rank].ghosts == expected ? 0 : 1;
     }
 
-    /// Runs the kernel of an exchange: starts its blocks in any order, and returns when they have ended.
+    /// Runs the kernel of one exchange of rank `rank`: starts its blocks in random order, and returns when all of them
+    /// have ended.
     void launch(std::size_t rank, std::mt19937 &random) {
         std::vector<std::uint32_t> order(blocks);
         std::iota(order.begin(), order.end(), 0U);
@@ -154,7 +158,7 @@ std::vector<std::vector<bool>> random_neighbours(std::size_t count, std::mt19937
     return sends;
 }
 
-/// Runs each rank in a separate thread, from its first round to its last.
+/// Runs `count` ranks, each in a separate thread, from its first round to its last.
 template <class Run> void run_ranks(std::size_t count, const Run &run) {
     std::vector<std::thread> all;
     for (std::size_t rank = 0; rank < count; ++rank) {
@@ -202,8 +206,8 @@ TEST_CASE(
             w.fill(rank, round);
             w.launch(rank, own);
             ended.at(rank) = round;
-            // A neighbour of 0 that has completed the round has received 0's message of the round, so 0 has completed
-            // the previous one.
+            // If a neighbour of rank 0 has completed the round, it has received rank 0's message of the round. So rank
+            // 0 has completed the previous round.
             far += rank != 0 && ended[0] + 1 < round ? 1 : 0;
             far += rank == 0 && (ended[1] + 1 < round || ended[2] + 1 < round) ? 1 : 0;
         }
@@ -234,7 +238,7 @@ TEST_CASE("ranks that wait for one that has ended are told by the word in host m
         __atomic_store_n(&w.ranks[rank].gone, 1, __ATOMIC_RELEASE);
     }
     others.join();
-    // An abandoned exchange is the last: later launches end immediately.
+    // No exchange follows an abandoned exchange: later launches end immediately.
     CHECK(w.ranks[0].state.abandoned != 0);
     CHECK(w.ranks[1].state.abandoned != 0);
     CHECK(ended >= 2);

@@ -3,8 +3,9 @@
 #define MPGPU_TESTS_HALO_REFERENCE_HPP
 
 /// @file
-/// Computes the value of every cell of every array after a halo exchange, independently of the arithmetic of halo.hpp:
-/// for each cell of an array, it determines the corresponding cell of the whole mesh and the neighbour that owns it.
+/// Computes the value that every cell of every array must have after a halo exchange. The computation is independent of
+/// the arithmetic in halo.hpp: for each cell of an array, it determines the corresponding cell of the whole mesh and
+/// the neighbour that owns this cell.
 
 #include <mpgpu/halo.hpp>
 
@@ -26,7 +27,8 @@ using cell = std::array<std::int64_t, 3>;
 /// Byte with which ghost cells are filled before an exchange.
 constexpr unsigned char untouched = 0xA5;
 
-/// Returns the first cell and the number of cells of place `p` of `ranks` in one dimension, counted rank by rank.
+/// Returns the first cell and the number of cells that belong to position `p` of `ranks` positions in one dimension.
+/// The cells are counted position by position.
 inline std::pair<std::int64_t, std::int64_t> part(std::int64_t cells, int ranks, int p) {
     std::int64_t first = 0;
     std::int64_t left = cells;
@@ -40,7 +42,7 @@ inline std::pair<std::int64_t, std::int64_t> part(std::int64_t cells, int ranks,
     }
 }
 
-/// Returns the rank's place in the rank grid, x fastest.
+/// Returns the position of a rank in the grid of ranks. The x coordinate varies fastest.
 inline std::array<int, 3> place(const grid &g, int rank) {
     std::array<int, 3> at{};
     for (int i = 0; i < rank; ++i) {
@@ -51,7 +53,7 @@ inline std::array<int, 3> place(const grid &g, int rank) {
     return at;
 }
 
-/// Returns the first cell and the number of computed cells of a rank in each dimension.
+/// Returns the first computed cell and the number of computed cells of a rank, in each dimension.
 inline std::pair<cell, cell> own(const grid &g, int rank) {
     const std::array<int, 3> at = place(g, rank);
     cell first{};
@@ -71,8 +73,8 @@ inline std::size_t elements(const grid &g, int rank) {
     return product;
 }
 
-/// Calls `visit(element, position, crossed)` for each cell of a rank's array: its index in memory, its position in the
-/// mesh (not wrapped), and the number of dimensions in which it is a ghost cell.
+/// Calls `visit(element, position, crossed)` for each cell of a rank's array. The arguments are the index in memory,
+/// the position in the mesh (not wrapped), and the number of dimensions in which the cell is a ghost cell.
 template <class Visit> void for_each(const grid &g, int rank, const Visit &visit) {
     const auto [first, cells] = own(g, rank);
     std::size_t element = 0;
@@ -92,7 +94,7 @@ template <class Visit> void for_each(const grid &g, int rank, const Visit &visit
     }
 }
 
-/// Wraps a position to a cell of the mesh. Returns false outside a mesh that is not periodic.
+/// Wraps a position into the mesh. Returns false if the position is outside a mesh that is not periodic.
 inline bool wrap(const grid &g, cell &position) {
     for (std::size_t d = 0; d < 3; ++d) {
         if (position.at(d) < 0 || position.at(d) >= g.cells.at(d)) {
@@ -105,7 +107,8 @@ inline bool wrap(const grid &g, cell &position) {
     return true;
 }
 
-/// Computes the value of a cell of the mesh in a cycle. It differs for all cells, variables and cycles of a test.
+/// Computes the value of one cell of the mesh for a variable in a cycle. It is different for all cells, variables and
+/// cycles of a test.
 inline void value(const grid &g, const cell &position, std::size_t variable, std::uint64_t cycle, unsigned char *bytes,
                   std::size_t count) {
     const auto index = static_cast<std::uint64_t>(position[0] + g.cells[0] * (position[1] + g.cells[1] * position[2]));
@@ -121,7 +124,7 @@ inline unsigned char *bytes_of(const mpgpu::halo::rank_array &one, std::size_t e
     return static_cast<unsigned char *>(one.data) + element * one.element_bytes;
 }
 
-/// Sets the computed cells to new values, and the ghost cells to `untouched`.
+/// Sets the computed cells of a rank to the values of a cycle, and its ghost cells to `untouched`.
 inline void fill(const grid &g, int rank, const mpgpu::halo::rank_arrays &arrays, std::uint64_t cycle) {
     for_each(g, rank, [&](std::size_t element, const cell &position, int crossed) {
         for (std::size_t v = 0; v < arrays.size(); ++v) {
@@ -135,7 +138,8 @@ inline void fill(const grid &g, int rank, const mpgpu::halo::rank_arrays &arrays
     });
 }
 
-/// Describes the first cell with a wrong value after an exchange; empty if there is none.
+/// Returns a description of the first cell that has a wrong value after an exchange. The text is empty if all values
+/// are right.
 inline std::string first_difference(const grid &g, int rank, const mpgpu::halo::rank_arrays &arrays,
                                     std::uint64_t cycle) {
     std::string found;
@@ -159,7 +163,7 @@ inline std::string first_difference(const grid &g, int rank, const mpgpu::halo::
     return found;
 }
 
-/// Returns the number of bytes that an exchange must move to a rank.
+/// Returns the number of bytes that one exchange must move to rank `rank`.
 inline std::uint64_t received_bytes(const grid &g, int rank, const std::vector<std::size_t> &sizes) {
     std::uint64_t cells = 0;
     for_each(g, rank, [&](std::size_t, cell position, int crossed) {
@@ -172,7 +176,7 @@ inline std::uint64_t received_bytes(const grid &g, int rank, const std::vector<s
     return bytes;
 }
 
-/// Returns the total number of bytes that an exchange must move.
+/// Returns the number of bytes that one exchange must move to all ranks together.
 inline std::uint64_t exchanged_bytes(const grid &g, const std::vector<std::size_t> &sizes) {
     std::uint64_t bytes = 0;
     for (int rank = 0; rank < g.ranks[0] * g.ranks[1] * g.ranks[2]; ++rank) {
@@ -181,8 +185,8 @@ inline std::uint64_t exchanged_bytes(const grid &g, const std::vector<std::size_
     return bytes;
 }
 
-/// Returns a random grid of one to three dimensions with up to twelve ranks, or exactly `ranks` if that is not 0, and
-/// the element sizes of one to four variables.
+/// Returns a random grid of one to three dimensions, and the element sizes of one to four variables. The grid has up to
+/// twelve ranks, or exactly `ranks` if that is not 0.
 inline std::pair<grid, std::vector<std::size_t>> random_problem(std::mt19937 &random, int ranks = 0) {
     const auto between = [&](int least, int most) {
         return least + static_cast<int>(random() % static_cast<unsigned>(most - least + 1));

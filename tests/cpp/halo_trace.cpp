@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests that an exchange on a node uses only stream order between start and finish: it makes no MPI calls, which are
-// counted, and the host does not wait. To detect waits, every rank's stream is blocked by a closed gate while all
-// exchanges are enqueued: a call that waited for the stream, for an event in it or for the device would never return.
-// Run by mpirun, on the host backend or on GPUs, where it packs only if compiled by nvcc.
+// Tests that a halo exchange within a node relies only on stream order between start and finish. It must not call MPI,
+// whose calls are counted, and the host must not wait. To detect waits, every rank blocks its stream by a closed gate
+// while all exchanges are enqueued. A call that waited for the stream, for an event in it or for the device would then
+// never return. Run by mpirun, on the host backend or on GPUs. On GPUs the exchange packs only if this file is compiled
+// by nvcc.
 #include "counted_mpi.hpp"
 #include "halo_part.hpp"
 #include "ranks.hpp"
@@ -41,7 +42,8 @@ void run(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint64_t 
     how.pushed = pushed;
     halo::plan plan(ctx, node, g, mine.arrays(), how);
 
-    // Before the gate is closed, because the first launch of a kernel loads it, which may wait for the device.
+    // These exchanges come before the gate is closed: the first launch of a kernel loads it, and loading may wait for
+    // the device.
     for (int i = 0; i < exchanges; ++i) {
         plan.exchange(stream);
     }

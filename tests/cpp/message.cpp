@@ -23,13 +23,13 @@ static_assert(std::is_nothrow_move_constructible_v<mpgpu::message_request> &&
               !std::is_copy_constructible_v<mpgpu::message_request>);
 static_assert(std::is_trivially_copyable_v<mpgpu::message_info> &&
               std::is_trivially_copyable_v<mpgpu::message_descriptor>);
-// Read-only memory cannot receive.
+// Memory that is read-only cannot receive a message.
 static_assert(std::is_constructible_v<mpgpu::message_memory<const void>, const std::vector<int> &> &&
               !std::is_constructible_v<mpgpu::message_memory<void>, const std::vector<int> &>);
 
 constexpr std::uint64_t tag = 7;
 
-/// Node with a single rank.
+/// Node group with a single rank.
 struct alone {
     mpgpu::context ctx;
     mpgpu::node node{ctx};
@@ -159,7 +159,7 @@ TEST_CASE("a described buffer is fetched, and callbacks are told of both ends") 
     const mpgpu::described_buffer described = rank.messages.describe(from, rank.stream);
     std::promise<std::error_code> released;
     described.released.then([&released](std::error_code outcome) { released.set_value(outcome); });
-    // The descriptor is sent like any other bytes.
+    // A descriptor can be sent like any other bytes.
     mpgpu::message_descriptor travelled;
     mpgpu::message_request sending = rank.messages.send(
         mpgpu::message_memory<const void>(&described.descriptor, sizeof(described.descriptor)), 0, 1, rank.stream);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests messages between the ranks of a node that each see only one GPU: a ring in stream order without host waits,
-// receives from any rank, and descriptors sent by MPI. Run by mpirun with any number of ranks, on the host backend or
-// on GPUs. At the first error it ends all ranks with a message. An argument is the number of steps.
+// Tests messages between ranks of a node that each see only one GPU. It tests a ring in stream order without host
+// waits, receives from any rank, and descriptors that are sent by MPI. Run by mpirun with any number of ranks, on the
+// host backend or on GPUs. At the first error the program ends all ranks with a message. An argument is the number of
+// steps.
 #include "ranks.hpp"
 
 #include <mpgpu/entry.hpp>
@@ -45,7 +46,7 @@ std::size_t size_of_step(std::uint64_t step) {
     return random() % (random() % 8 == 0 ? most_bytes : 20'000);
 }
 
-/// GPU memory with copies to and from the host that work on both backends.
+/// GPU memory of a rank, with functions that copy to and from host memory on both backends.
 struct card {
     const mpgpu::context &ctx;
     mpgpu::buffer<unsigned char> memory{ctx, mpgpu::device::gpu(0), most_bytes};
@@ -83,7 +84,7 @@ void run() {
     const auto right = static_cast<std::uint32_t>((world_rank + 1) % world_size);
     const int left = (world_rank + world_size - 1) % world_size;
 
-    // Data of rank 0 moves around the ring; each rank forwards it in stream order.
+    // Data of rank 0 moves around the ring. Each rank forwards the data in stream order.
     for (std::uint64_t step = 0; step < steps; ++step) {
         const std::size_t bytes = size_of_step(step);
         if (world_rank == 0) {
@@ -111,7 +112,7 @@ void run() {
         }
     }
 
-    // All ranks send from pageable memory to rank 0, which receives in order of arrival.
+    // All ranks send from pageable memory to rank 0, which receives the messages in the order of their arrival.
     const auto sent_bytes = bytes_of(world_rank, 1, 5000);
     mpgpu::message_request sent = messages.send(sent_bytes, 0, 1, stream);
     if (world_rank == 0) {
@@ -128,7 +129,7 @@ void run() {
     }
     sent.synchronize();
 
-    // Descriptors are sent by MPI, and the receiver fetches them at any time.
+    // MPI sends the descriptors of buffers. The receiver fetches the buffers at any later time.
     token.set(bytes_of(world_rank, 2, most_bytes));
     mpgpu::described_buffer described = messages.describe(token.memory, stream);
     mpgpu::message_descriptor theirs{};
@@ -138,7 +139,7 @@ void run() {
     require(other.get(most_bytes) == bytes_of(left, 2, most_bytes), "wrong bytes of a descriptor");
     described.released.synchronize();
 
-    // Functions of the right neighbour are called with memory of the GPU and of the host.
+    // The right neighbour calls functions with arguments in GPU memory and in host memory.
     mpgpu::entries entries(ctx, messages);
     constexpr std::uint64_t method = 3;
     constexpr std::uint64_t calls = 8;

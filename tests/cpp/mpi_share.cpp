@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests that the ranks of a node map each other's memory and put bytes into it, ordered only by streams and signals.
-// Run by mpirun with any number of ranks. At the first error it ends all ranks with a message.
+// Tests that the ranks of a node can map each other's memory and put bytes into it. Only streams and signals order the
+// accesses. Run by mpirun with any number of ranks. At the first error the program ends all ranks with a message.
 #include "ranks.hpp"
 
 #include <mpgpu/collective.hpp>
@@ -25,7 +25,7 @@ namespace {
 using ranks_test::require;
 using ranks_test::world_rank;
 
-/// Returns the error message of a call; empty if it succeeds.
+/// Returns the message of the error that `call` throws. The text is empty if the call succeeds.
 template <class Call> std::string refusal_of(Call &&call) {
     try {
         call();
@@ -42,8 +42,8 @@ std::uint32_t pattern(int round, int from, int to, std::size_t i) {
     return static_cast<std::uint32_t>((((round * 31) + from) * 17) + to) * 2654435761U ^ static_cast<std::uint32_t>(i);
 }
 
-/// Every rank puts a slot into the memory of every other in each round. A slot is reused only after its owner has
-/// acknowledged it, and only signals order this.
+/// Puts data in rounds: in each round, every rank writes into a slot in the memory of every other rank. A slot is
+/// reused only after its owner has acknowledged it. Only signals order these accesses.
 void put_rounds(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
     const auto ranks = static_cast<std::size_t>(node.communicator_size());
     const auto me = static_cast<std::size_t>(rank);
@@ -51,8 +51,8 @@ void put_rounds(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int ran
 
     mpgpu::buffer<std::uint32_t> inbox(ctx, gpu, ranks * elements);
     mpgpu::buffer<std::uint32_t> outbox(ctx, gpu, ranks * elements);
-    // Counter r: number of puts of rank r to this rank. Counter ranks + r: number of this rank's puts that rank r has
-    // acknowledged.
+    // Counter r is the number of puts of rank r to this rank. Counter ranks + r is the number of this rank's puts that
+    // rank r has acknowledged.
     mpgpu::signal_counters counters(ctx, 2 * ranks);
 
     auto inboxes = node.exchange(inbox);
@@ -120,7 +120,7 @@ void put_rounds(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int ran
         ctx.synchronize({counters.data() + ranks + other, static_cast<std::uint64_t>(rounds)}, 60.0);
     }
     stream.synchronize();
-    // No rank may free memory in which another still raises signals.
+    // No rank may free memory in which another rank still sets signals.
     MPI_Barrier(node.communicator());
 }
 
@@ -149,7 +149,7 @@ void a_node_that_is_default_constructed_refuses_calls() {
 }
 
 void a_rank_without_memory_keeps_nobody_waiting(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
-    // Rank 0 passes no memory, and rank 1 memory that cannot be exported.
+    // Rank 0 passes no memory, and rank 1 passes memory that cannot be exported.
     std::vector<double> ordinary(4);
     auto memory = mpgpu::buffer<double>::shared(ctx, mpgpu::device::host(), 4);
     mpgpu::device_span<double> mine = memory;
@@ -167,8 +167,8 @@ void a_rank_without_memory_keeps_nobody_waiting(const mpgpu::context &ctx, const
     }
 }
 
-/// Rank r passes r + 1 ranges, of which one is empty and one on rank 1 cannot be exported. Every rank writes to the
-/// others.
+/// Tests that a rank can pass several memory ranges. Rank r passes r + 1 ranges. One of them is empty, and one on rank
+/// 1 cannot be exported. Every rank writes to the ranges of all others.
 void several_ranges_are_found_by_rank_and_index(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
     const auto ranks = static_cast<std::size_t>(node.communicator_size());
     const auto mine = static_cast<std::size_t>(rank) + 1;
@@ -224,8 +224,8 @@ void several_ranges_are_found_by_rank_and_index(const mpgpu::context &ctx, const
     MPI_Barrier(node.communicator());
 }
 
-/// Tests a ring of send and receive descriptors over the ranks of a node, and that each call refuses a rank of another
-/// node by name.
+/// Tests a ring of send and receive descriptors over the ranks of a node. Also tests that each call refuses a rank of
+/// another node, with an error that contains its number.
 void ranks_of_other_nodes_are_refused_by_name(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     const auto gpu = mpgpu::device::gpu(world_rank % ctx.devices().gpus);
     mpgpu::buffer<int> sent(ctx, gpu, 1);
@@ -266,7 +266,7 @@ void ranks_of_other_nodes_are_refused_by_name(const mpgpu::context &ctx, const m
     is_named([&] { static_cast<void>(messages.send(sent, number, 0, stream)); });
     is_named([&] { static_cast<void>(messages.receive(received, number, 0, stream)); });
     is_named([&] { static_cast<void>(messages.probe(number, 0)); });
-    // Constants that are no rank cannot be used in messages.
+    // These MPI constants do not denote a rank, so they cannot be used in messages.
     for (const int none : {MPI_PROC_NULL, MPI_ANY_SOURCE}) {
         require(!refusal_of([&] { static_cast<void>(messages.receive(received, none, 0, stream)); }).empty(),
                 "MPI's constants are no ranks of messages");
@@ -280,7 +280,7 @@ void ranks_of_other_nodes_are_refused_by_name(const mpgpu::context &ctx, const m
     MPI_Barrier(node.communicator());
 }
 
-/// Tests that ranks in different collective calls all get an error, and that the next call succeeds.
+/// Tests that all ranks get an error if they are in different collective calls, and that the next call succeeds.
 void calls_that_differ_are_errors(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     if (node.size() < 2) {
         return;
@@ -318,7 +318,7 @@ void calls_that_differ_are_errors(const mpgpu::context &ctx, const mpgpu::mpi::n
     }
 }
 
-/// Tests sizes beyond the end of the memory on one rank, which reports it to the others.
+/// Tests sizes that exceed the memory of one rank. This rank reports the error to the other ranks.
 void collectives_stay_within_their_memory(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     const auto ranks = static_cast<std::size_t>(node.size());
     const int root = 0;
@@ -348,7 +348,7 @@ void collectives_stay_within_their_memory(const mpgpu::context &ctx, const mpgpu
     refused([&] { static_cast<void>(mpgpu::all_to_all(node, whole, whole, sizes)); }, "sent has");
     refused([&] { static_cast<void>(mpgpu::broadcast(node, node.size(), part)); }, "is not one of the");
     refused([&] { static_cast<void>(mpgpu::broadcast(node, -1, part)); }, "root -1 is not one of the");
-    // Only one rank has an error; the others, which are in their call, get it too.
+    // Only one rank makes an error. The other ranks, which are in their call, get the error too.
     const bool is_wrong = node.rank() == node.size() - 1;
     refused(
         [&] {
@@ -372,7 +372,7 @@ int main(int argc, char **argv) {
         const mpgpu::context ctx = std::move(made); // a node finds the context after it is moved
         require(node.size() == node.communicator_size() && node.communicator_rank() == world_rank,
                 "all ranks are of this node");
-        // As a member that is created later, with one GPU.
+        // The node group is created later than the object of which it is a member, and with one GPU.
         std::optional<mpgpu::mpi::node> later;
         later.emplace(ctx, MPI_COMM_WORLD, mpgpu::device::gpu(world_rank % ctx.devices().gpus));
         require(later->size() == node.size(), "it is made in place");
@@ -384,7 +384,7 @@ int main(int argc, char **argv) {
         calls_that_differ_are_errors(ctx, node);
         collectives_stay_within_their_memory(ctx, node);
 
-        // Two nodes with half of the ranks each.
+        // The ranks are divided into two nodes, each with half of the ranks.
         MPI_Comm half = MPI_COMM_NULL;
         MPI_Comm_split(MPI_COMM_WORLD, world_rank % 2, 0, &half);
         {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests that no public name is ambiguous in a program that imports the names of both the standard library and mpgpu:
-// each name is used unqualified, with the standard and system headers that declare similar names. Compiling is the
-// test.
+// Tests that no public name is ambiguous in a program that imports all names of the standard library and of mpgpu. Each
+// name is used without qualification. The standard and system headers that declare similar names are included.
+// Compiling is the test.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -58,7 +58,7 @@ int use() {
     buffer<int> from(ctx, device::gpu(0), 1);
     buffer<int> to(ctx, device::gpu(1), 1);
     static_cast<void>(make_transfer(to, from));
-    // The double exports nothing, so the function is not called.
+    // The test double exports nothing, so the function is not called.
     static_cast<void>(sizeof(export_memory(ctx, from)));
     return known && version() == MP_VERSION ? 0 : 1;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests the header in a program compiled with -fno-exceptions: the forms with std::error_code work, and an error that
-// is not checked ends the program with its message.
+// Tests the header in a program that is compiled with -fno-exceptions. The forms with std::error_code work, and an
+// error that is not checked ends the program with its message.
 #include "counting_library.hpp"
 
 #include <mpgpu/mpgpu.hpp>
@@ -26,7 +26,8 @@ void expect(bool condition, const char *what) {
     }
 }
 
-/// Returns the text that a failing child process writes to stderr before it aborts; empty if it does not abort.
+/// Returns the text that a failing child process writes to stderr before it aborts. The text is empty if the child does
+/// not abort.
 std::string last_words_of_a_failing_call() {
     int ends[2];
     if (pipe(ends) != 0) {
@@ -35,7 +36,7 @@ std::string last_words_of_a_failing_call() {
     const pid_t child = fork();
     if (child == 0) {
         dup2(ends[1], STDERR_FILENO);
-        // Ends the child here, because memcheck reports programs that are ended by a signal.
+        // The handler ends the child here, because memcheck reports programs that a signal has ended.
         std::signal(SIGABRT, [](int) { _exit(aborted); });
         counting::fail_next(MP_ERROR_TOPOLOGY, 0, "topology", "atlantis: there is no such preset");
         const mpgpu::context ctx;

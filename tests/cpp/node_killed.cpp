@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Kills a rank while ranks execute a plan: every other rank gets the status peer_gone within a bounded time, whether it
-// depends on the dead rank directly or only through other ranks, and must then have no memory of other ranks mapped or
-// open. The argument selects the moment: between steps, with enqueued steps that wait for others, or a random time;
-// also a random time during partitioned transfers by copy engines or by polling kernels. In one case no rank is killed
-// and one leaves by an exception.
+// Kills a rank while the ranks of a node execute a plan. Every other rank must get the status peer_gone within a
+// bounded time, even if it depends on the dead rank only through other ranks. After that it must not have memory of
+// other ranks mapped or open. The argument selects the moment: between steps, with enqueued steps that wait for others,
+// or a random time. The random time may also be during partitioned transfers by copy engines or by polling kernels. In
+// one case no rank is killed, and one rank ends by an exception.
 //
-// Run by mpirun with three ranks or more. A launcher ends a job that has lost a rank, so survivors ignore SIGTERM until
-// they have checked. Each prints a line, and the caller checks for all of them.
+// Run by mpirun with three ranks or more. A launcher ends a job that has lost a rank, so the surviving ranks ignore
+// SIGTERM until they have finished their checks. Each survivor prints a line, and the caller checks that all of them
+// have printed it.
 #include "ranks.hpp"
 
 #include <mpgpu/mpi.hpp>
@@ -37,7 +38,7 @@ constexpr std::size_t bytes = 3U << 20U; // for several paths, some of them thro
 constexpr int healthy = 5;
 constexpr int most = 1'000'000;
 
-/// Rank of a ring, with its steps.
+/// Rank of a ring, with the plan whose steps it executes.
 struct part {
     mpgpu::context ctx;
     mpgpu::device gpu;
@@ -80,7 +81,7 @@ struct part {
     }
 };
 
-/// Runs the victim's last actions, and ends it.
+/// Runs the last actions of the victim, and ends the victim.
 void meet_the_end(part &mine, const std::string &when) {
     if (when == "enqueued") {
         for (int i = 0; i < 4; ++i) {

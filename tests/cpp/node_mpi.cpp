@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests plans of the ranks of a node that each see all GPUs or only one, with real bytes in every step. Run by mpirun
-// with any number of ranks, on the host backend or on GPUs. At the first error it ends all ranks with a message. An
-// argument is the number of steps of the longest part.
+// Tests plans of the ranks of a node. Each rank sees all GPUs or only one. The data of every step is checked. Run by
+// mpirun with any number of ranks, on the host backend or on GPUs. At the first error the program ends all ranks with a
+// message. An argument is the number of steps of the longest test.
 #include "ranks.hpp"
 
 #include <mpgpu/mpi.hpp>
@@ -25,7 +25,8 @@ using ranks_test::require;
 using ranks_test::world_rank;
 
 constexpr unsigned char untouched = 0xC7;
-/// Windows of each rank: send buffers on its GPU and in host memory, and receive buffers there.
+/// Memory windows of each rank: send buffers on its GPU and in host memory, and receive buffers on its GPU and in host
+/// memory.
 constexpr std::uint32_t send_gpu = 0;
 constexpr std::uint32_t receive_gpu = 2;
 constexpr std::uint32_t window_count = 4;
@@ -36,7 +37,7 @@ unsigned char byte(std::size_t index, std::size_t offset, std::size_t step) {
     return static_cast<unsigned char>((offset * 31) ^ (offset >> 9U) ^ (index * 101) ^ (step * 59));
 }
 
-/// Transfers of all ranks in a step, equal on all of them.
+/// Transfers of all ranks in one step. The list is equal on all ranks.
 struct batch {
     std::vector<mpgpu::node_transfer> transfers;
     std::vector<std::array<std::size_t, window_count>> sizes; ///< for each rank, sizes of its windows
@@ -56,7 +57,7 @@ batch random_batch(std::mt19937_64 &random) {
         const auto window = [&](std::uint32_t first) { return first + static_cast<std::uint32_t>(below(5) == 0); };
         const std::uint32_t source = window(send_gpu);
         const std::uint32_t target = window(receive_gpu);
-        // The bytes in between must not be written.
+        // The transfer leaves gaps, and the bytes in the gaps must not be written.
         made.transfers.push_back(
             {{to, target, made.sizes[to][target]}, {from, source, made.sizes[from][source]}, bytes});
         made.sizes[to][target] += bytes + below(3);
@@ -65,7 +66,7 @@ batch random_batch(std::mt19937_64 &random) {
     return made;
 }
 
-/// Windows of a rank. Each has host memory of the same size, from which and to which it is copied.
+/// Memory windows of a rank. Each window has host memory of the same size, from which and to which it is copied.
 struct memory {
     std::vector<mpgpu::buffer<unsigned char>> windows;
     std::vector<mpgpu::buffer<unsigned char>> copies;
@@ -87,7 +88,7 @@ struct memory {
         return made;
     }
 
-    /// Returns a plan that copies all windows of a direction to or from host memory.
+    /// Returns a plan that copies either all send windows or all receive windows of a rank from or to host memory.
     [[nodiscard]] mpgpu::plan copy(const mpgpu::context &ctx, std::uint32_t first, bool to_windows) {
         std::vector<mpgpu::transfer> transfers;
         for (std::uint32_t i = first; i < first + 2; ++i) {
@@ -153,7 +154,8 @@ void random_steps(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::dev
     }
 }
 
-/// Moves a token of each rank around the ring, one rank further in each step. The host checks only sometimes.
+/// Moves a token of each rank around the ring, one rank further in each step. The host checks the tokens only in some
+/// steps.
 void ring(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu, std::size_t steps) {
     constexpr std::size_t words = 24;
     const auto ranks = static_cast<std::size_t>(world_size);
@@ -185,7 +187,7 @@ void ring(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu,
     }
 }
 
-/// Tests that an error of one rank is refused on all ranks, and that the next plan can be created.
+/// Tests that an error of one rank makes the call fail on all ranks, and that the next plan can be created.
 void refusals(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu) {
     mpgpu::buffer<unsigned char> window(ctx, gpu, 4096);
     const auto rank = static_cast<std::uint32_t>(world_rank);
@@ -202,8 +204,8 @@ void refusals(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device 
     stream.synchronize();
 }
 
-/// Tests transfers only of rank 0, between its host memory and its GPU. The other ranks provide the links of their
-/// GPUs.
+/// Tests a plan that contains only transfers of rank 0, between its host memory and its GPU. The other ranks contribute
+/// the links of their GPUs.
 void one_asks_and_all_take_part(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu) {
     constexpr std::size_t bytes = 8U << 20U;
     const bool asks = world_rank == 0;
@@ -226,14 +228,14 @@ void one_asks_and_all_take_part(const mpgpu::context &ctx, const mpgpu::node &no
         require(!asks || std::equal(host.data(), host.data() + bytes, host.data() + bytes),
                 "the bytes that one rank asked for");
     }
-    // On the host backend the topology is known: another GPU's link increases the bandwidth.
+    // The topology of the host backend is known: the link of another GPU increases the bandwidth.
     const std::string text = load.describe();
     require(world_size == 1 || ctx.backend() != mpgpu::backend::host || text.find("via gpu1") != std::string::npos,
             "another rank's GPU takes part:\n" + text);
 }
 
-/// Tests rows of ranks that know their own buffers and not those of the others: two messages with one tag to the right,
-/// which match in order, one with another tag to the left, and none beyond the ends of the row.
+/// Tests a row of ranks, each of which knows only its own buffers. Each rank sends two messages with one tag to the
+/// right, which match in order, and one message with another tag to the left. No message leaves the row at its ends.
 void by_halves(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu) {
     constexpr std::size_t bytes = 70'001;
     const int right = world_rank + 1 < world_size ? world_rank + 1 : MPI_PROC_NULL;
@@ -276,7 +278,7 @@ void by_halves(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device
         const int from = i == 2 ? right : left;
         require(at == (from < 0 ? untouched : value(from, i, offset)), "the bytes of halves that have met");
     });
-    // A descriptor without a match is refused on all ranks.
+    // A descriptor without a match makes the call fail on all ranks.
     const int to = (world_rank + 1) % world_size;
     std::error_code ec;
     const mpgpu::plan none = node.plan_exchange({mpgpu::send_to(to, 9, sent)}, {}, ec);
@@ -377,8 +379,8 @@ void with_sight_of(bool all_gpus, std::size_t steps) {
     const bool alone = ctx.devices().gpus == 1;
     const mpgpu::device gpu = mpgpu::device::gpu(alone ? 0 : mine);
     const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {gpu});
-    // The first of several ranks with the same GPU uses it in the plan. The launcher may have set the visible GPU of a
-    // rank.
+    // If several ranks have the same GPU, the first of them uses it in the plan. The launcher may have set the visible
+    // GPU of a rank.
     const char *visible = std::getenv("CUDA_VISIBLE_DEVICES");
     std::array<char, 64> name{};
     std::snprintf(name.data(), name.size(), "%s/%d", visible != nullptr ? visible : "", mine);

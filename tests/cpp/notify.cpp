@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests notify.hpp on the host backend, where kernels are functions of a stream.
+// Tests notify.hpp on the host backend, on which a kernel is a host function in a stream.
 #include <mpgpu/notify.hpp>
 
 #include <doctest/doctest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests the protocol of notify.cuh with threads as blocks, and without the library, so that it also runs under
-// ThreadSanitizer: the data is written and read without atomics.
+// Tests the protocol of notify.cuh. Threads represent the blocks of a kernel, and the library is not used, so the test
+// also runs under ThreadSanitizer. The data is written and read without atomics.
 #include <mpgpu/notify.cuh>
 
 #include <doctest/doctest.h>
@@ -43,7 +43,7 @@ void dawdle(std::mt19937 &random) {
     }
 }
 
-/// Runs a grid: starts the blocks in any order, and returns when they have ended.
+/// Runs a grid of `blocks` threads: starts the blocks in random order, and returns when all of them have ended.
 template <class Kernel> std::vector<std::thread> launch(std::uint32_t blocks, unsigned seed, const Kernel &kernel) {
     std::vector<std::uint32_t> order(blocks);
     std::iota(order.begin(), order.end(), 0U);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests partitioned transfers of ranks in a ring that each see all GPUs or only one: threads produce in random orders,
-// and every rank checks each partition as soon as it has arrived. Run by mpirun with any number of ranks, on the host
-// backend, whose device memory threads can write. At the first error it ends all ranks with a message. An argument is
-// the number of steps.
+// Tests partitioned transfers of ranks in a ring. Each rank sees all GPUs or only one. Threads produce the partitions
+// in random order, and every rank checks each partition as soon as it has arrived. Run by mpirun with any number of
+// ranks, on the host backend, because threads can write its device memory. At the first error the program ends all
+// ranks with a message. An argument is the number of steps.
 #include "ranks.hpp"
 
 #include <mpgpu/mpi.hpp>
@@ -29,7 +29,7 @@ unsigned char byte(std::uint64_t offset, std::uint64_t sender, std::uint64_t ste
     return static_cast<unsigned char>((offset * 31) ^ (offset >> 9U) ^ (sender * 101) ^ (step * 59));
 }
 
-/// Rank of a ring.
+/// Rank of a ring, with the plan that moves its partitions.
 class part {
   public:
     part(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu, std::size_t bytes,
@@ -78,7 +78,7 @@ class part {
         }
     }
 
-    /// Checks partitions as they arrive.
+    /// Checks the partitions of one step as they arrive.
     void consume(std::uint64_t step) const {
         if (!how_.arrivals) {
             return;
@@ -112,7 +112,7 @@ class part {
     mpgpu::stream stream_;
 };
 
-/// Tests that all ranks get the same result, and that no rank waits for ever.
+/// Tests that tuning returns the same result on all ranks, and that no rank waits forever.
 void tune(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu, std::uint32_t ranks) {
     constexpr std::size_t bytes = 70'001;
     const auto rank = static_cast<std::uint32_t>(world_rank);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Provides functions for tests of several ranks, which end together and check for remaining resources of the library.
+// Provides functions for tests with several ranks. All ranks end together, and check that no resources of the library
+// remain.
 #ifndef MPGPU_TEST_RANKS_HPP
 #define MPGPU_TEST_RANKS_HPP
 
@@ -22,7 +23,7 @@ namespace ranks_test {
 /// Number of this rank in `MPI_COMM_WORLD`.
 inline int world_rank = 0;
 
-/// Ends all ranks with a message if a condition is false.
+/// Ends all ranks with the message `what` if `holds` is false.
 inline void require(bool holds, const std::string &what) {
     if (!holds) {
         std::fprintf(stderr, "rank %d: %s\n", world_rank, what.c_str());
@@ -30,14 +31,14 @@ inline void require(bool holds, const std::string &what) {
     }
 }
 
-/// Ends only this rank. `MPI_Finalize` would wait for ranks that were killed.
+/// Ends only this rank. `MPI_Finalize` is not called, because it would wait for ranks that were killed.
 [[noreturn]] inline void end(int code, const std::string &what) {
     std::printf("rank %d: %s\n", world_rank, what.c_str());
     std::fflush(stdout);
     _exit(code);
 }
 
-/// Returns the status with which `work` fails, if it does.
+/// Returns the status with which `work` fails, or nothing if it succeeds.
 template <class Work> std::optional<mpgpu::status> failure_of(Work &&work) {
     try {
         work();
@@ -47,7 +48,8 @@ template <class Work> std::optional<mpgpu::status> failure_of(Work &&work) {
     return std::nullopt;
 }
 
-/// Lists the remaining shared memory of the library in this process: mappings, descriptors, names.
+/// Returns a list of the shared memory of the library that remains in this process: mappings, descriptors and names.
+/// The text is empty if nothing remains.
 inline std::string left_over() {
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);) {
@@ -64,7 +66,7 @@ inline std::string left_over() {
     }
     for (const auto &entry : std::filesystem::directory_iterator("/dev/shm", ec)) {
         const std::string name = entry.path().filename().string();
-        // The interposer's table belongs to another library, and any process may use it.
+        // The table of the interposer belongs to another library, and any process may use it.
         if (name.find("mpgpu") != std::string::npos && name.rfind("mpgpu-owners-", 0) != 0) {
             return "is a name in /dev/shm: " + entry.path().string();
         }
@@ -72,7 +74,7 @@ inline std::string left_over() {
     return "";
 }
 
-/// Ends this rank, successfully if no resources of the library remain in the process.
+/// Ends this rank. The exit status is success if no resources of the library remain in the process.
 [[noreturn]] inline void end_with_nothing_left() {
     const std::string left = left_over();
     if (!left.empty()) {
@@ -81,7 +83,7 @@ inline std::string left_over() {
     end(0, "peer_gone in time, and nothing is left");
 }
 
-/// `main` of a test that ends on all ranks. Rank 0 prints its success.
+/// Implements `main` of a test whose ranks all end together. Rank 0 prints a message if the test succeeds.
 template <class Run> int run_together(int argc, char **argv, const char *right, const Run &run) {
     int provided = MPI_THREAD_SINGLE; // as much as available: some tests check it
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
@@ -98,8 +100,8 @@ template <class Run> int run_together(int argc, char **argv, const char *right, 
     return 0;
 }
 
-/// `main` of a test in which a rank is killed. A launcher then ends the other ranks, so they ignore SIGTERM until they
-/// have checked. `run` ends the process.
+/// Implements `main` of a test in which one rank is killed. The launcher then ends the other ranks, so they ignore
+/// SIGTERM until they have finished their checks. `run` ends the process.
 template <class Run> int run_surviving(int argc, char **argv, const Run &run) {
     std::signal(SIGTERM, SIG_IGN);
     MPI_Init(&argc, &argv);

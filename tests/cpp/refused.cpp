@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Code that must not compile. One case at a time is defined, and the compiler's message must contain the remedy
-// (CMakeLists.txt).
+// Code that must not compile. Each compilation selects one case by a macro. The error message of the compiler must
+// contain the remedy (CMakeLists.txt).
 #include <mpgpu/mpgpu.hpp>
 #include <mpgpu/node.hpp>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests the CPU form of mpgpu/trigger.cuh, in which threads are blocks of one thread: every mapping from blocks to
-// partitions, in random orders, with consumers that check each partition as soon as it has arrived.
+// Tests the CPU form of mpgpu/trigger.cuh, in which each CPU thread represents a block of one thread. The tests cover
+// every mapping from blocks to partitions, in random order, with consumers that check each partition as soon as it has
+// arrived.
 #include <doctest/doctest.h>
 
 #include <mpgpu/mpgpu.hpp>
@@ -38,7 +39,7 @@ class transfer {
                            {{{0, 1, 0}, {0, 0, 0}, bytes}}, {partitions, mover})),
           stream_(ctx_, mpgpu::device::gpu(0)), mover_(mover) {}
 
-    /// Runs one step: `blocks` threads run `produce(block)` in a random order.
+    /// Runs one step: `blocks` threads call `produce(block)` in random order.
     template <class Produce> void step(uint64_t number, uint32_t blocks, std::mt19937_64 &random, Produce produce) {
         const mpgpu::trigger in = trigger();
         plan_.arm(stream_);

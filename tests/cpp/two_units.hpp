@@ -4,7 +4,8 @@
 
 #include <mpgpu/mpgpu.hpp>
 
-/// Defined in a separate translation unit that is compiled as C++20, and called from one that is compiled as C++17.
+/// Plans transfers. This function is defined in a translation unit that is compiled as C++20, and is called from one
+/// that is compiled as C++17.
 mpgpu::plan plan_elsewhere(const mpgpu::context &ctx, mpgpu::array_view<const mpgpu::transfer> transfers);
 const std::error_category &category_elsewhere();
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests mpgpu.hpp in isolation: ownership, errors and arguments, with a double of the library that counts handles.
+// Tests mpgpu.hpp alone: ownership, errors and arguments. A test double of the library counts handles.
 #include "counting_library.hpp"
 
 #include <mpgpu/mpgpu.hpp>
@@ -18,7 +18,7 @@ namespace {
 using counting::kind;
 using mpgpu::device;
 
-/// Checks at the end of every test that no handle is live and none was destroyed twice.
+/// Checks at the end of every test that no handle is live and that none was destroyed twice.
 struct balance {
     balance() = default;
     balance(const balance &) = delete;
@@ -43,7 +43,7 @@ struct two_buffers {
     [[nodiscard]] mpgpu::plan plan() { return mpgpu::plan(ctx, {mpgpu::make_transfer(dst, src)}); }
 };
 
-/// Moves through a reference, so that the compiler does not detect the self-move.
+/// Assigns an object to itself by a move. The reference prevents the compiler from detecting the self-move.
 template <class T> void move_into_itself(T &object) {
     T &alias = object;
     object = std::move(alias);

@@ -1,6 +1,7 @@
-// Program that does not use mpgpu and copies with the driver: `client WAY CASE`. WAY is the way in which it gets the
-// driver's functions: `linked`, `dlsym`, or `address` (cuGetProcAddress, like the CUDA runtime). With `runtime`, the
-// CUDA runtime in CUDA_RUNTIME makes the copies. The fake driver reports the copies that it was asked for.
+// Program that does not use mpgpu and makes copies by the driver: `client WAY CASE`. WAY is the method by which the
+// program finds the driver's functions: `linked`, `dlsym`, or `address` (cuGetProcAddress, like the CUDA runtime). With
+// `runtime`, the CUDA runtime in the file CUDA_RUNTIME makes the copies. The fake driver reports which copies it was
+// asked to make.
 #include "driver.hpp"
 
 #include <condition_variable>
@@ -47,7 +48,7 @@ struct functions {
 };
 functions cu;
 
-/// Handle of the CUDA runtime, if it makes the copies.
+/// Handle of the CUDA runtime library. Null unless the CUDA runtime makes the copies.
 void *runtime;
 
 #ifndef CLIENT_LINKED
@@ -130,7 +131,7 @@ CUdeviceptr on_gpu(CUdevice gpu, std::size_t bytes = large) {
 CUdeviceptr number_of(const void *address) {
     return reinterpret_cast<CUdeviceptr>(address);
 }
-// Memory of the fake GPU is host memory.
+// The memory of the fake GPU is host memory.
 char *bytes_at(CUdeviceptr address) {
     return reinterpret_cast<char *>(address); // NOLINT(performance-no-int-to-ptr)
 }
@@ -163,17 +164,18 @@ bool equal(CUdeviceptr one, CUdeviceptr other, std::size_t bytes) {
 
 using copy_call = std::function<CUresult(CUdeviceptr dst, CUdeviceptr src, std::size_t bytes, CUstream)>;
 
-/// Copy function of the driver, with its kinds of source and destination.
+/// Copy function of the driver or of the CUDA runtime, with the kinds of its source and destination.
 struct form {
     const char *name;
     copy_call copy;
     CUdeviceptr dst;
     CUdeviceptr src;
-    /// True if stream 0 is the thread's default stream.
+    /// True if stream 0 denotes the per-thread default stream in this function.
     bool is_per_thread;
 };
 
-/// Returns the functions of the CUDA runtime, in the order of `all_forms` for the indices that the cases use.
+/// Returns the copy functions of the CUDA runtime. Their order is that of `all_forms` for the indices that the cases
+/// use.
 std::vector<form> runtime_forms() {
     const auto find = [](auto *&function, const char *name) {
         function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(runtime, name));
@@ -255,7 +257,7 @@ std::vector<form> all_forms() {
     };
 }
 
-/// Makes one copy and returns the driver's calls for it.
+/// Makes one copy and returns the calls of the driver that wrote to its destination.
 fake_copies seen(const form &by, std::size_t bytes, CUstream stream) {
     cu.fake_forget_copies(0);
     check(by.copy(by.dst, by.src, bytes, stream) == 0, "a copy", by.name);
@@ -272,12 +274,13 @@ void synchronize(CUstream stream) {
     check(cu.cuStreamSynchronize(stream) == 0, "the stream ends well");
 }
 
-/// Returns the handle of the stream that 0 denotes.
+/// Returns the handle of the stream that 0 denotes in this function.
 CUstream default_of(const form &by) {
     return by.is_per_thread ? reinterpret_cast<CUstream>(bytes_at(2)) : nullptr; // CU_STREAM_PER_THREAD
 }
 
-/// Makes copies of this form until they are accelerated. The first are passed through while a thread prepares.
+/// Makes copies by this function until they are accelerated. The first copies are passed to the driver while a thread
+/// prepares mpgpu.
 void warm_up(const form &by, CUstream stream) {
     while (!is_taken(seen(by, large, stream))) {
         synchronize(stream);
@@ -291,7 +294,7 @@ bool passes(const form &by, std::size_t bytes, CUstream stream) {
            found.src == by.src && found.stream == stream;
 }
 
-/// Blocks a stream until it is opened.
+/// Blocks a stream until the gate is opened.
 class gate {
   public:
     void hold(CUstream stream) {
@@ -323,8 +326,9 @@ void launch(CUstream stream, std::function<void()> &work) {
           "a host function");
 }
 
-/// Checks the order of a copy: work that writes the source precedes it in its stream, work that reads the destination
-/// and overwrites both ends follows it, and nothing runs before everything is enqueued.
+/// Checks the order of a copy relative to other work in its stream. Work that writes the source comes before the copy.
+/// Work that reads the destination or overwrites source and destination comes after the copy. Nothing may run before
+/// everything is enqueued.
 void check_order(const form &by, CUstream stream, unsigned seed) {
     std::vector<char> expected(large);
     std::vector<char> arrived(large);
@@ -353,7 +357,7 @@ void copies() {
     const CUstream stream = new_stream();
     check(passes(forms[0], large, stream), "the first copy does not wait for mpgpu");
     synchronize(stream);
-    // Memory of the program that it registers.
+    // The program registers this memory with the driver.
     std::vector<char> registered(large);
     check(cu.cuMemHostRegister_v2(registered.data(), large, 1) == 0, "registered memory");
     forms.push_back(forms[4]);
@@ -366,7 +370,7 @@ void copies() {
     }
 }
 
-/// Tests a program that overwrites its initial environment with its title.
+/// Tests a program that overwrites its initial environment with its process title.
 void retitled() {
     char *const block = std::getenv("MPGPU_PRELOAD_REPORT");
     check(block != nullptr, "a report is asked for");
@@ -413,8 +417,8 @@ void left_alone() {
     use(0);
 }
 
-/// Tests that a copy that is known to be passed through makes no queries to the driver, and that other memory at the
-/// same address is soon detected.
+/// Tests that a copy makes no query of the driver if it is known that it must be passed through. If other memory
+/// replaces the memory at its address, this is soon detected.
 void known() {
     form by = all_forms()[0];
     by.src = on_gpu(0);
@@ -439,7 +443,7 @@ void known() {
     check_order(by, stream, 1);
 }
 
-/// Tests copies that return after the bytes have arrived.
+/// Tests synchronous copies, which return after the data has arrived.
 void synchronous() {
     const std::vector<form> forms = all_forms();
     const form &to_gpu = forms[4];
@@ -470,7 +474,8 @@ void synchronous() {
     }
 }
 
-/// Tests pageable memory: a call returns when its caller may write to the source or read the destination.
+/// Tests copies of pageable memory. When such a call returns, the caller may write to the source or read the
+/// destination.
 void ordinary() {
     const std::vector<form> forms = all_forms();
     const CUstream stream = new_stream();
@@ -497,7 +502,8 @@ void ordinary() {
         const form up{"to a GPU", to[kind], memory, number_of(there.data()), false};
         const form down{"from a GPU", from[kind], number_of(back.data()), memory, false};
         for (const form *by : {&up, &down}) {
-            // An accelerated copy reaches the GPU in pieces, and no call of the driver writes to pageable memory.
+            // An accelerated copy reaches the GPU in several pieces, and no single call of the driver writes the whole
+            // range.
             while (seen(*by, large, stream).whole != nullptr) {
                 synchronize(stream);
             }
@@ -515,7 +521,7 @@ void ordinary() {
             check(equal(memory, number_of(back.data()), large), "the bytes are there when the call returns");
         }
     }
-    // The copy follows the earlier work in the stream.
+    // The copy runs after the earlier work in the stream.
     std::function<void()> before = [&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         std::memset(bytes_at(memory), 77, large);
@@ -525,7 +531,7 @@ void ordinary() {
           "after the work before it");
 }
 
-/// Tests memory of pools and of mappings of several chunks, which only GPUs with access may move.
+/// Tests memory of pools and of mappings of several chunks. Only GPUs that have access may copy such memory.
 void pools() {
     const std::vector<form> forms = all_forms();
     const CUstream stream = new_stream();
@@ -557,7 +563,7 @@ void pools() {
         long trespasses = 0;
         check(cu.fake_trespasses(&trespasses) == 0 && trespasses == 0, "no GPU copies that is not let in", by.name);
     };
-    // Memory that no other GPU may access, and memory whose last chunk no other GPU may access.
+    // No other GPU may access this memory, or no other GPU may access its last chunk.
     for (const CUdeviceptr shut : {pooled(0), mapped(0, 0), mapped(0, 0xf)}) {
         taken(to_gpu, 0, shut, to_gpu.src);
         taken(to_host, 0, to_host.dst, shut);
@@ -577,7 +583,7 @@ void pools() {
     check(between.copy(dst, src, large, stream) == 1, "the driver's error where no GPU may enter both ends");
 }
 
-/// Lets each driver call of an accelerated copy fail once.
+/// Makes each driver call of an accelerated copy fail once.
 void failing() {
     const std::vector<form> forms = all_forms();
     for (const std::size_t kind : {std::size_t{0}, std::size_t{4}, std::size_t{6}}) {
@@ -603,7 +609,7 @@ void failing() {
     }
 }
 
-/// Tests that the program's changes of peer access have their usual results.
+/// Tests that the program gets the usual results when it enables and disables peer access.
 void peers() {
     const form by = all_forms()[0];
     const auto enable = [](CUdevice peer) { return cu.cuCtxEnablePeerAccess(primary(peer), 0); };
@@ -630,7 +636,7 @@ template <class Work> int in_child(Work work) {
     return status;
 }
 
-/// Lets calls fail while mpgpu prepares, in a separate process for each.
+/// Makes driver calls fail while mpgpu prepares its context, each in a separate process.
 void failing_first(const std::string &way) {
     for (long calls = 0; calls < 400; calls += 11) {
         const int status = in_child([&] {
@@ -652,7 +658,7 @@ void failing_first(const std::string &way) {
 }
 
 void forks(const std::string &way) {
-    // A child that is forked before the driver is used is an ordinary program.
+    // A child that is forked before the driver is used behaves like any other program.
     check(in_child([&] {
               find_driver(way);
               copies();
@@ -670,13 +676,13 @@ void forks(const std::string &way) {
     check_order(forms[0], stream, 5);
 }
 
-/// Tests a program that exits while mpgpu prepares.
+/// Tests a program that exits while mpgpu prepares its context.
 void ends() {
     const form by = all_forms()[0];
     check(passes(by, large, new_stream()), "the first copy passes");
 }
 
-/// Tests a driver that loses bytes.
+/// Tests a driver whose copies lose data.
 void losing() {
     const form by = all_forms()[0];
     const CUstream stream = new_stream();
@@ -690,7 +696,7 @@ void losing() {
     cu.fake_lose(0);
 }
 
-/// Tests that sizes larger than one that gains are accelerated from their first copy.
+/// Tests that if copies of one size are accelerated, larger copies are accelerated from the first one on.
 void sizes() {
     form by = all_forms()[0];
     const CUstream stream = new_stream();
@@ -706,7 +712,7 @@ void sizes() {
     }
 }
 
-/// Tests that no copy is ever accelerated.
+/// Tests that no copy is accelerated if the interposer is off.
 void off() {
     const std::vector<form> forms = all_forms();
     const CUstream stream = new_stream();
@@ -752,7 +758,8 @@ bool has_context(CUdevice gpu) {
     return is_active != 0;
 }
 
-/// Tests that copies between GPUs 0 and 1 are accelerated. `relays`: they use GPU 2 as a relay.
+/// Tests that copies between GPUs 0 and 1 are accelerated. If `relays` is true, they must use GPU 2 as a relay;
+/// otherwise they must not.
 void between_two(bool relays) {
     const std::vector<form> forms = all_forms();
     const CUstream stream = new_stream();
@@ -781,8 +788,8 @@ void exporter() {
     }
 }
 
-/// Process that runs the case `exporter`, with the handle that it prints. `is_told`: it also runs under the interposer,
-/// so that this process learns which GPU has the memory.
+/// Process that runs the case `exporter`, with the IPC handle that it prints. If `is_told` is true, that process also
+/// runs with the interposer, so this process learns on which GPU the memory is.
 class other_process {
   public:
     other_process(const char *self, const std::string &way, bool is_told) {
@@ -833,7 +840,7 @@ void importer(const char *self, const std::string &way, bool is_told, bool is_fi
     if (!is_first) {
         warm_up(forms[0], stream);
     }
-    // For the driver, memory that a GPU opens belongs to that GPU.
+    // The driver reports that memory of another process belongs to the GPU that has opened it.
     for (const CUdevice through : {0, 1}) {
         form into = forms[0];
         use(through);
@@ -845,8 +852,8 @@ void importer(const char *self, const std::string &way, bool is_told, bool is_fi
         inside.dst += large / 2;
         for (const auto &[by, bytes] : {std::pair(into, large), std::pair(inside, large / 2)}) {
             check(is_told || passes(by, bytes, stream), "a copy passes into memory of which nothing is known");
-            // GPU 1 writes its part at another address, so it is sufficient that the original call was not passed
-            // through.
+            // GPU 1 writes its part of the data at another address. So it is sufficient to check that the original call
+            // was not passed to the driver.
             while (is_told && seen(by, bytes, stream).whole != nullptr) {
                 synchronize(stream);
             }
@@ -858,7 +865,7 @@ void importer(const char *self, const std::string &way, bool is_told, bool is_fi
     check_order(forms[0], stream, 6);
 }
 
-/// Tests a program with one GPU whose copies all end on a GPU that it does not use.
+/// Tests a program that uses one GPU and whose copies all go to a GPU that it does not use.
 void importer_of_unused(const char *self, const std::string &way) {
     const other_process other(self, way, true);
     find_driver(way);
@@ -889,7 +896,8 @@ words read_words(int file) {
     return all;
 }
 
-/// Runs the program `self` with `WAY CASE`, which counts in `file`. Returns its exit status.
+/// Runs the program `self` with the arguments `way` and `name`. Its counts are stored in `file`. Returns the exit
+/// status.
 int run_counted(const char *self, const std::string &way, const char *name, int file) {
     const std::string path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(file);
     const pid_t child = fork();
@@ -903,7 +911,7 @@ int run_counted(const char *self, const std::string &way, const char *name, int 
     return status;
 }
 
-/// Tests that killed processes leave their counts, and that a file that does not contain counts is not changed.
+/// Tests that the counts of killed processes are not lost, and that a file that contains no counts is not changed.
 void sums(const char *self, const std::string &way) {
     const int file = memfd_create("sums", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     check(ftruncate(file, sums_bytes) == 0 && pwrite(file, "mpgpusum", 8, 0) == 8, "memory for counts");

@@ -1,4 +1,4 @@
-// Runs the client as a library that is loaded with RTLD_DEEPBIND: `deepbound LIBRARY WAY CASE`.
+// Runs the client program as a library that is loaded with RTLD_DEEPBIND: `deepbound LIBRARY WAY CASE`.
 #include <cstdio>
 #include <dlfcn.h>
 

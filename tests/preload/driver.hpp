@@ -1,5 +1,5 @@
-// Declares the part of the driver's interface that the clients and the fake driver use, and the queries of the fake
-// driver. Names, types and numbers are the driver's.
+// Declares the part of the driver's interface that the client programs and the fake driver use, and the functions by
+// which tests query the fake driver. Names, types and numbers are those of the real driver.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ struct CUipcMemHandle {
 
 extern "C" {
 
-// Functions that clients look up by each way, followed by the queries of the fake driver.
+// Functions that the client programs look up by each method. The functions that query the fake driver follow.
 #define CLIENT_FUNCTIONS(X)                                                                                            \
     X(cuInit, unsigned)                                                                                                \
     X(cuDevicePrimaryCtxRetain, CUcontext *, CUdevice)                                                                 \
@@ -72,10 +72,10 @@ extern "C" {
     X(fake_fail_after, long)                                                                                           \
     X(fake_failed, const char **)
 
-/// Calls of the driver that write to a range.
+/// Calls of the driver that have written to a memory range.
 struct fake_copies {
     std::size_t count;
-    /// Name of the last one if it wrote the whole range.
+    /// Name of the last call if it wrote the whole range. Otherwise null.
     const char *whole;
     CUdeviceptr src;
     CUstream stream;

@@ -40,7 +40,8 @@ struct fake_stream {
     fake_graph *captured = nullptr;
 };
 
-// Recordings of an event end in any order, because they may be in different streams. Waits are for one of them.
+// An event may be recorded several times, in different streams, and these recordings may end in any order. A wait is
+// for one of them.
 struct fake_event {
     std::uint64_t asked = 0;
     std::set<std::uint64_t> pending;
@@ -76,7 +77,7 @@ constexpr CUresult unknown = 999;
 
 struct allocation {
     std::size_t bytes = 0;
-    /// -1 for host memory.
+    /// GPU on which the memory is. -1 for host memory.
     CUdevice device = -1;
     fake_context *context = nullptr;
     std::uint64_t number = 0;
@@ -85,14 +86,15 @@ struct allocation {
     bool is_registered = false;
     int file = -1;
     int opened = 0;
-    /// For a mapping, the bytes of a chunk, and the GPUs with access to all chunks but the last, as a bit mask.
+    /// Size in bytes of a chunk if the memory is a mapping. 0 for all other memory.
     std::size_t chunk = 0;
+    /// Bit mask of the GPUs that have access to all chunks of a mapping except the last.
     std::uint64_t let_in = 0;
 
     [[nodiscard]] bool is_plain() const { return device >= 0 && !is_managed && !is_pooled && chunk == 0; }
 };
 
-/// Requested copy.
+/// Copy that the program or mpgpu has requested.
 struct logged {
     const char *function;
     one_copy what;
@@ -112,18 +114,18 @@ struct node {
     std::map<std::pair<fake_context *, std::uint64_t>, fake_stream *> default_streams;
     std::map<std::string, void *> functions;
     std::vector<logged> copies;
-    /// Number of calls that succeed before one fails; negative for no failure.
+    /// Number of calls that succeed before one fails. Negative if no call fails.
     long left = -1;
     const char *failed = nullptr;
     /// True if large copies into GPU memory lose their last byte.
     bool loses = false;
-    /// For each GPU, the GPUs with access to its pool.
+    /// Bit mask, for each GPU, of the GPUs that have access to its memory pool.
     std::array<std::uint64_t, 64> pools{};
-    /// Number of copies by GPUs without access.
+    /// Number of copies made by GPUs that had no access to the memory.
     long trespasses = 0;
 };
 
-// Never destroyed, because threads of streams use it until the process ends.
+// The object is never destroyed, because threads of streams use it until the process ends.
 node &all() {
     static auto &made = *new node;
     return made;
@@ -136,7 +138,7 @@ fake_context *current() {
     return contexts.empty() ? nullptr : contexts.back();
 }
 
-/// Returns true if this call must fail. A function that frees a resource does so nevertheless.
+/// Returns true if this call of a driver function must fail. A function that frees a resource frees it nevertheless.
 bool fails(const char *function) {
     const std::lock_guard guard(all().lock);
     if (all().left < 0 || all().left-- > 0) {
@@ -155,7 +157,7 @@ bool gives_back(const std::string &function) {
     return false;
 }
 
-/// Process that initialised the driver. In a child of fork it is not initialised.
+/// Process that has initialised the driver. In a child of fork the driver is not initialised.
 std::atomic<pid_t> process;
 
 template <class Work> CUresult enter(const char *function, const Work &work) {
@@ -182,7 +184,7 @@ struct entry {
     }                                                                                                                  \
     const entry entry_of_##name(#name, reinterpret_cast<void *>(&name));
 
-// Defines a function that is looked up but not supported.
+// Defines a function that can be looked up but returns not_supported.
 #define REFUSED(name) FAKE(name, (), { return not_supported; })
 
 void *at(CUdeviceptr address) {
@@ -209,7 +211,7 @@ void run(fake_stream *stream) {
     }
 }
 
-/// Creates a stream. Requires the lock.
+/// Creates a stream. The caller holds the lock.
 fake_stream *make_stream(fake_context *context) {
     auto *stream = new fake_stream{context, all().numbers++, {}};
     all().streams.insert(stream);
@@ -217,7 +219,8 @@ fake_stream *make_stream(fake_context *context) {
     return stream;
 }
 
-/// Returns the stream of a handle: 0 and 1 are the context's, 2 is the thread's.
+/// Returns the stream that a handle denotes. 0 and 1 are the default stream of the context, and 2 is the default stream
+/// of the thread.
 fake_stream *find_stream(CUstream handle) {
     const std::lock_guard guard(all().lock);
     const auto value = number_of(handle);
@@ -249,7 +252,7 @@ CUresult enqueue(CUstream handle, std::function<void()> task) {
     return success;
 }
 
-/// Returns the allocation that contains an address. Requires the lock.
+/// Returns the allocation that contains an address. The caller holds the lock.
 std::map<CUdeviceptr, allocation>::iterator find_memory(CUdeviceptr address) {
     auto &memory = all().memory;
     const auto after = memory.upper_bound(address);
@@ -259,7 +262,7 @@ std::map<CUdeviceptr, allocation>::iterator find_memory(CUdeviceptr address) {
     return std::prev(after);
 }
 
-/// Returns true if a GPU has access to memory of another GPU's pool or mapping. Requires the lock.
+/// Returns true if GPU `device` has access to memory of another GPU's pool or mapping. The caller holds the lock.
 bool is_let_in(CUdevice device, const allocation &known, CUdeviceptr base, CUdeviceptr last) {
     const auto bit = std::uint64_t{1} << static_cast<unsigned>(device);
     if (known.is_pooled) {
@@ -269,7 +272,7 @@ bool is_let_in(CUdevice device, const allocation &known, CUdeviceptr base, CUdev
     return known.chunk == 0 || device == known.device || (!is_in_last_chunk && (known.let_in & bit) != 0);
 }
 
-/// Returns true if a GPU lacks access to an end of a copy.
+/// Returns true if the GPU of the context has no access to the source or the destination of a copy.
 bool trespasses(const fake_context *by, const one_copy &what) {
     const std::lock_guard guard(all().lock);
     for (const CUdeviceptr end : {what.dst, what.src}) {
@@ -283,7 +286,8 @@ bool trespasses(const fake_context *by, const one_copy &what) {
 }
 
 void move(const one_copy &what) {
-    // Takes time like a link, so that work without a wait is too early.
+    // The copy takes as long as over a real link. Work that does not wait for it then runs too early, which the test
+    // detects.
     std::this_thread::sleep_for(std::chrono::microseconds(500 + what.bytes / 16384));
     bool loses = false;
     {
@@ -299,7 +303,7 @@ CUresult copy(const char *function, const one_copy &what, CUstream handle, bool 
     if (stream == nullptr) {
         return invalid_handle;
     }
-    // The driver checks addresses in the current context, and the stream's GPU moves the bytes.
+    // The driver checks addresses in the current context, and the GPU of the stream copies the data.
     if (trespasses(current(), what) || trespasses(stream->context, what)) {
         return invalid_value;
     }
@@ -321,12 +325,12 @@ CUresult copy(const char *function, const one_copy &what, CUstream handle, bool 
     return enqueue(handle, [what] { move(what); });
 }
 
-/// Returns the stream for handle 0 of functions that end in `_ptsz`.
+/// Returns the stream that handle 0 denotes in functions whose name ends in `_ptsz`.
 CUstream per_thread(CUstream handle) {
     return handle == nullptr ? static_cast<CUstream>(at(2)) : handle;
 }
 
-/// Allocates pages that another process can map through the descriptors of this one.
+/// Allocates pages of a file. Other processes can map the pages through the descriptors of this process.
 CUresult allocate(CUdeviceptr *out, std::size_t bytes, allocation made) {
     const std::size_t length = (bytes + 4095) / 4096 * 4096;
     made.file = memfd_create("fake GPU memory", MFD_CLOEXEC);
@@ -372,7 +376,7 @@ void wait_for(fake_stream *stream) {
     all().changed.wait(guard, [&] { return stream->done >= asked; });
 }
 
-/// Contents of an IPC handle.
+/// Contents of an IPC handle of the fake driver.
 struct shared {
     std::uint64_t process;
     std::int64_t file;
@@ -414,7 +418,8 @@ FAKE(cuDeviceGetUuid, (std::array<std::uint8_t, 16> * uuid, CUdevice device), {
     return success;
 })
 FAKE(cuDeviceGetAttribute, (int *value, unsigned attribute, CUdevice), {
-    // Compute capability 7.0, unified addresses, registered host memory at its own address.
+    // The GPU has compute capability 7.0 and unified addresses, and registered host memory has the same address on the
+    // GPU.
     *value = attribute == 75 ? 7 : attribute == 41 || attribute == 91 ? 1 : 0;
     return success;
 })
@@ -631,7 +636,7 @@ FAKE(cuCtxGetStreamPriorityRange, (int *least, int *greatest), {
     return success;
 })
 FAKE(cuStreamDestroy_v2, (CUstream stream), {
-    // The thread ends after its work. The memory stays, because completed work is still counted.
+    // The thread ends when its work is done. The memory of the stream stays, because completed work is still counted.
     const std::lock_guard guard(all().lock);
     stream->is_destroyed = true;
     all().streams.erase(stream);
@@ -675,7 +680,8 @@ FAKE(cuStreamWaitEvent, (CUstream handle, CUevent event, unsigned), {
         all().changed.wait(guard, [&] { return event->has_ended(until); });
     });
 })
-// Waits for words, and writes to words: operation, address, value and flags of each in six words.
+// Waits until words have given values, or writes values to words. Each operation consists of six words, which include
+// its kind, address, value and flags.
 FAKE(cuStreamBatchMemOp_v2, (CUstream handle, unsigned count, const std::uint64_t *operations, unsigned), {
     for (unsigned i = 0; i < count; ++i) {
         const std::uint64_t *one = operations + std::size_t{6} * i;
@@ -771,7 +777,7 @@ FAKE(cuGraphCreate, (CUgraph * graph, unsigned), {
     return success;
 })
 FAKE(cuGraphDestroy, (CUgraph), { return success; })
-// Nodes run in the order in which they are added, which is after their dependences.
+// Nodes run in the order in which they are added. Each node is therefore after the nodes on which it depends.
 FAKE(cuGraphAddMemcpyNode,
      (CUgraphNode * added, CUgraph graph, const CUgraphNode *, std::size_t, const std::uint8_t *parameters,
       CUcontext by),
@@ -827,7 +833,7 @@ FAKE(cuIpcOpenMemHandle_v2, (CUdeviceptr * out, CUipcMemHandle handle, unsigned)
     if (base == MAP_FAILED || current() == nullptr) { // NOLINT(performance-no-int-to-ptr): the system's own macro
         return invalid_value;
     }
-    // The driver reports the opening GPU as the owner.
+    // The driver reports the GPU that opens the memory as its owner.
     const std::lock_guard guard(all().lock);
     allocation made{what.bytes, current()->device, current(), all().numbers++};
     made.file = file;
@@ -835,10 +841,10 @@ FAKE(cuIpcOpenMemHandle_v2, (CUdeviceptr * out, CUipcMemHandle handle, unsigned)
     *out = number_of(base);
     return success;
 })
-// A driver may lack old functions: this one has no cuIpcOpenMemHandle without a number.
+// A driver may lack old functions. This one has no cuIpcOpenMemHandle without a version number.
 FAKE(cuIpcCloseMemHandle, (CUdeviceptr base), { return release(base); })
 
-// There are no kernels; the library works without them.
+// The fake driver has no kernels. The library works without them.
 REFUSED(cuModuleLoadData)
 REFUSED(cuModuleGetFunction)
 REFUSED(cuModuleUnload)
@@ -847,7 +853,7 @@ REFUSED(cuLaunchKernel)
 
 namespace {
 
-/// Finds a function by number and flags, like the driver: the newest version of the requested kind.
+/// Finds a function by version number and flags, like the real driver: the newest version of the requested kind.
 CUresult find(const std::string &name, void **function, std::uint64_t flags) {
     for (const char *version : {"_v2", ""}) {
         for (const char *form : {"_ptsz", "_ptds", ""}) {
@@ -900,7 +906,7 @@ extern "C" CUresult fake_fail_after(long calls) {
     return success;
 }
 
-/// Allocates memory of the current GPU that is mapped in chunks.
+/// Allocates memory of the current GPU as a mapping of several chunks.
 extern "C" CUresult fake_map(CUdeviceptr *out, std::size_t bytes, std::size_t chunk, std::uint64_t let_in) {
     allocation made{bytes, current()->device, current(), 0};
     made.chunk = chunk;

@@ -1,4 +1,5 @@
-// Implements the driver functions that only UCX and the CUDA runtime need, by the fake driver's other functions.
+// Implements driver functions that only UCX and the CUDA runtime need. They call the other functions of the fake
+// driver.
 #include "driver.hpp"
 
 #include <array>
@@ -24,7 +25,7 @@ constexpr CUresult invalid_value = 1;
 constexpr CUresult invalid_handle = 400;
 constexpr CUresult not_supported = 801;
 
-/// Returns a function as an entry of a table.
+/// Returns the address of a function as an entry of a table.
 template <class Function> void *slot(Function *function) {
     return reinterpret_cast<void *>(function);
 }
@@ -72,7 +73,7 @@ CUresult find_kept(void **value, CUcontext context, void *key) {
     return success;
 }
 
-/// Returns the switches of tools, which are all off.
+/// Returns the switches of tools. All of them are off.
 CUresult no_tools(void **switches, std::size_t *count) {
     static std::array<std::uint64_t, 1024> off{};
     *switches = off.data();
@@ -84,7 +85,7 @@ CUresult refused() {
     return not_supported;
 }
 
-/// Returns a table that begins with its size and whose functions do nothing.
+/// Returns a table whose functions do nothing. Its first entry is its size.
 std::array<void *, 16> refusing() {
     std::array<void *, 16> table{};
     table.fill(slot(refused));

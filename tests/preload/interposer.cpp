@@ -26,7 +26,8 @@ dlsym_t next() {
     return found;
 }
 
-/// Symbol that this library looks up after itself. Another interposer in between must not make it find itself.
+/// Symbol that this library looks up in the libraries after it. With another interposer in between, the look-up must
+/// not find this function itself.
 long process_id() {
     using getpid_t = int (*)();
     static const auto known = reinterpret_cast<getpid_t>(dlsym(RTLD_NEXT, "getpid"));

@@ -43,14 +43,14 @@ class buffer {
         check(MPI_Irecv(data(), count(), MPI_BYTE, 1 - rank, 0, MPI_COMM_WORLD, request) == 0, "it comes", bytes_);
     }
     void clear() { std::memset(data(), 0, bytes_); }
-    /// Checks that the bytes are those of the message with this number from the other rank.
+    /// Checks that the buffer contains the message with this number from the other rank.
     void expect(int number) {
         check(std::memcmp(data(), message(1 - rank, number).data(), bytes_) == 0, "its bytes arrive", bytes_);
     }
 
   private:
     [[nodiscard]] int count() const { return static_cast<int>(bytes_); }
-    // Memory of the fake GPU is host memory.
+    // The memory of the fake GPU is host memory.
     [[nodiscard]] char *data() const { return reinterpret_cast<char *>(address_); } // NOLINT(performance-no-int-to-ptr)
     [[nodiscard]] std::vector<std::uint32_t> message(int from, int number) const {
         std::vector<std::uint32_t> made(bytes_ / 4 + 1);
@@ -69,7 +69,7 @@ void wait(MPI_Request &request) {
     check(MPI_Wait(&request, MPI_STATUS_IGNORE) == 0, "it ends well");
 }
 
-/// Sends from one rank to the other and back.
+/// Sends a message from one rank to the other and back.
 void one_after_the_other(std::size_t bytes) {
     for (const int from : {0, 1}) {
         buffer memory(bytes);
@@ -107,7 +107,8 @@ void at_once(std::size_t bytes) {
 } // namespace
 
 int main(int count, char **arguments) {
-    // Each rank selects a GPU before MPI is initialised, as is common. Open MPI and MPICH pass the rank in variables.
+    // Each rank selects a GPU before it initialises MPI, which is common. Open MPI and MPICH pass the rank in
+    // environment variables.
     const char *text = std::getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     text = text != nullptr ? text : std::getenv("MPI_LOCALRANKID");
     const int gpu = text != nullptr ? std::atoi(text) : -1;
@@ -129,7 +130,7 @@ int main(int count, char **arguments) {
         large_messages += bytes < large ? 0 : 8;
         large_bytes += bytes < large ? 0 : 8 * bytes;
     }
-    // Copies are accelerated once the first plans exist.
+    // Several repetitions are needed, because copies are accelerated only once the first plans exist.
     const int turns = count > 1 ? std::atoi(arguments[1]) : 0;
     for (int turn = 0; turn < turns; ++turn) {
         one_after_the_other(32 * large);

@@ -1,5 +1,5 @@
-// Replaces the CUDA runtime to which ucx_perftest is linked and which checks that the driver is NVIDIA's. Implements
-// GPUs and their memory as far as ucx_perftest uses them, and refuses its kernels.
+// Replaces the CUDA runtime library to which ucx_perftest is linked, because that library refuses a driver that is not
+// NVIDIA's. Implements the functions for GPUs and their memory that ucx_perftest uses, and refuses its kernels.
 #include "driver.hpp"
 
 #include <cstring>
