@@ -317,8 +317,8 @@ class entries {
         return made;
     }
 
-    /// Receives messages and calls the functions for these messages, in no order. Returns the number of functions that
-    /// were called. Never blocks.
+    /// Receives messages and calls the registered functions, in no particular order. Returns the number of functions
+    /// that were called. Never blocks.
     ///
     /// Throws the exceptions of the functions, and the errors of receiving a message. That message is then dropped. If
     /// `post` had not set its destinations yet, a later call may receive it again.

@@ -1,4 +1,4 @@
-//! Memory of a context, and ends of transfers.
+//! Memory of a context, and sources and destinations of transfers.
 
 use crate::context::Context;
 use crate::plan::Request;
@@ -12,13 +12,13 @@ use std::ops::{Bound, Range, RangeBounds};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Element type: a type for which any bytes are a valid value, as zerocopy defines it. Numbers and arrays of them are element types. A
-/// struct derives `FromBytes`, `IntoBytes` and `Immutable` of zerocopy 0.8.
+/// Element type of a buffer: a type for which any bytes are a valid value, as zerocopy defines it. Numbers and arrays of them are element
+/// types. A struct becomes one by deriving `FromBytes`, `IntoBytes` and `Immutable` of zerocopy 0.8.
 pub trait Element: Copy + FromBytes + IntoBytes + Immutable + Send + Sync + 'static {}
 
 impl<T: Copy + FromBytes + IntoBytes + Immutable + Send + Sync + 'static> Element for T {}
 
-/// Memory that the context has allocated. Its bytes are written before safe code can read them.
+/// Memory that the context has allocated. It is initialised before safe code can read it.
 #[derive(Debug)]
 struct Memory {
     context: Context,
@@ -27,7 +27,7 @@ struct Memory {
 }
 
 impl Drop for Memory {
-    /// Waits for all work that the context has enqueued, because it may use this memory.
+    /// Blocks until all work that the context has enqueued has finished, because that work may use this memory.
     fn drop(&mut self) {
         if let Err(error) = self.context.runtime.free(self.address) {
             log::warn!("memory at {:#x} of {} was not freed: {error}", self.address, self.device.in_words());
@@ -35,8 +35,8 @@ impl Drop for Memory {
     }
 }
 
-/// Elements in memory of a device. A clone refers to the same memory. Dropping the last one frees the memory and blocks for that as
-/// `cudaFree` does.
+/// Array of elements in the memory of one device. A clone refers to the same memory. Dropping the last clone frees the memory. Like
+/// `cudaFree`, this blocks until all work that the context has enqueued so far has finished.
 #[derive(Clone)]
 pub struct Buffer<T> {
     memory: Arc<Memory>,
@@ -44,7 +44,7 @@ pub struct Buffer<T> {
     of: PhantomData<T>,
 }
 
-/// Range of a buffer. Keeps the buffer alive.
+/// Range of the elements of a buffer, for use as the source or destination of transfers. Keeps the buffer alive.
 #[derive(Clone, Debug)]
 pub struct Slice<T> {
     buffer: Buffer<T>,
@@ -52,24 +52,22 @@ pub struct Slice<T> {
 }
 
 impl<T: Element> Buffer<T> {
-    /// Allocates `len` elements on `device`, all of whose bytes are 0. With `Device::HOST` this is pinned host memory that GPUs can access.
+    /// Allocates `len` elements on `device`. All bytes are 0. With `Device::HOST` this is pinned host memory that GPUs can access.
     ///
-    /// # Errors
-    /// Returns an error for a device that does not exist, and for a device without enough free memory.
+    /// # Errors Returns an error if the device does not exist or has not enough free memory.
     pub fn zeroed(ctx: &Context, device: DeviceId, len: usize) -> Result<Buffer<T>, Error> {
         Buffer::allocate(ctx, device, len, false)?.cleared()
     }
 
-    /// Allocates memory that other processes can map, as ranks of a [`Node`](crate::Node) do. On a GPU they can also map memory of
-    /// [`zeroed`](Buffer::zeroed).
+    /// Allocates `len` elements on `device`, in memory that other processes can map. Ranks of a [`Node`](crate::Node) need such host
+    /// memory. They can also map GPU memory from [`zeroed`](Buffer::zeroed).
     ///
-    /// # Errors
-    /// Returns the errors of `zeroed`, and an error if the system provides no memory file.
+    /// # Errors Returns the errors of `zeroed`, and an error if the system cannot create the shared memory file.
     pub fn shared(ctx: &Context, device: DeviceId, len: usize) -> Result<Buffer<T>, Error> {
         Buffer::allocate(ctx, device, len, true)?.cleared()
     }
 
-    /// Copies the elements of a slice into a new buffer on `device`.
+    /// Allocates a buffer on `device` and copies the elements of a slice into it. Blocks until the copy has finished.
     ///
     /// # Errors
     /// Returns the errors of `zeroed`.
@@ -79,7 +77,7 @@ impl<T: Element> Buffer<T> {
         Ok(buffer)
     }
 
-    /// Allocates a buffer. Its bytes must be written before safe code gets it.
+    /// Allocates an uninitialised buffer. It must be written before safe code gets it.
     fn allocate(ctx: &Context, device: DeviceId, len: usize, is_shared: bool) -> Result<Buffer<T>, Error> {
         // The library allocates no empty memory.
         let bytes = len.checked_mul(size_of::<T>()).and_then(|bytes| u64::try_from(bytes.max(1)).ok());
@@ -110,10 +108,9 @@ impl<T: Element> Buffer<T> {
         Ok(self)
     }
 
-    /// Returns a view of a range of elements, as the source or destination of transfers.
+    /// Returns a range of the elements, for use as the source or destination of transfers.
     ///
-    /// # Panics
-    /// Panics if the range exceeds the buffer, as slices do.
+    /// # Panics Panics if the range exceeds the buffer, like the slices of the standard library.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Slice<T> {
         // Uses a wider type than an index, because the end of `0..=usize::MAX` would overflow.
         let start = match range.start_bound() {
@@ -130,44 +127,41 @@ impl<T: Element> Buffer<T> {
         Slice { buffer: self.clone(), range: start as usize..end as usize }
     }
 
-    /// Copies elements into the buffer, after all earlier work in `stream`, and waits for the copy.
+    /// Copies `elements` into the buffer, after all earlier work in `stream`. Blocks until the copy has finished.
     ///
-    /// # Errors
-    /// Returns an error for a wrong number of elements, for a stream of another context, and for a stream that is being captured.
-    /// Also returns the errors of work in the stream.
+    /// # Errors Returns an error if the number of elements differs from that of the buffer, if the stream belongs to another context, or if
+    /// the stream is being captured. Also returns errors of earlier work in the stream.
     pub fn write(&self, stream: &Stream, elements: &[T]) -> Result<(), Error> {
         self.slice(..).write(stream, elements)
     }
 
-    /// Copies the buffer's elements into a slice, after all earlier work in `stream`, and waits for the copy.
+    /// Copies the elements of the buffer into `elements`, after all earlier work in `stream`. Blocks until the copy has finished.
     ///
-    /// # Errors
-    /// Returns the errors of [`write`](Buffer::write).
+    /// # Errors Returns the errors of [`write`](Buffer::write).
     pub fn read(&self, stream: &Stream, elements: &mut [T]) -> Result<(), Error> {
         self.slice(..).read(stream, elements)
     }
 
-    /// Copies the buffer's elements into a new vector, after all earlier work in `stream`, and waits for the copy.
+    /// Copies the elements of the buffer into a new vector, after all earlier work in `stream`. Blocks until the copy has finished.
     ///
-    /// # Errors
-    /// Returns the errors of [`write`](Buffer::write).
+    /// # Errors Returns the errors of [`write`](Buffer::write).
     pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>, Error> {
         self.slice(..).to_vec(stream)
     }
 
-    /// Returns the elements if the CPU can access them: in host memory, and in all memory on the host backend. `None` otherwise.
+    /// Returns the elements as a slice, without a copy. Returns `None` if the CPU cannot access them. The CPU can access host memory, and
+    /// on the host backend all memory.
     ///
-    /// # Safety
-    /// While the slice exists, nothing may write to the buffer: no enqueued execution, of this or another rank, and no other slice.
+    /// # Safety While the slice exists, nothing may write to the buffer. This includes enqueued executions of this process or another rank,
+    /// and other slices.
     pub unsafe fn as_slice(&self) -> Option<&[T]> {
         // SAFETY: the memory is that long, initialised, aligned to 256 bytes and kept alive by `self`. The caller guarantees the rest.
         self.is_reached().then(|| unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) })
     }
 
-    /// Returns the elements for writing if the CPU can access them. `None` otherwise.
+    /// Returns the elements as a mutable slice, without a copy. Returns `None` if the CPU cannot access them.
     ///
-    /// # Safety
-    /// While the slice exists, nothing else may read or write the buffer.
+    /// # Safety While the slice exists, nothing else may read or write the buffer.
     #[allow(clippy::mut_from_ref)] // A handle to memory, like a pointer.
     pub unsafe fn as_mut_slice(&self) -> Option<&mut [T]> {
         // SAFETY: as in `as_slice`.
@@ -176,44 +170,44 @@ impl<T: Element> Buffer<T> {
 }
 
 impl<T> Buffer<T> {
-    /// Returns the number of elements.
+    /// Returns the number of elements of the buffer.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns true if there are no elements.
+    /// Returns true if the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the device of the memory.
+    /// Returns the device that owns the memory of the buffer.
     pub fn device(&self) -> DeviceId {
         self.memory.device
     }
 
-    /// Returns the address of the elements, for kernels. The CPU may be unable to access it.
+    /// Returns the address of the first element, to pass to kernels. The CPU may be unable to access it.
     pub fn as_ptr(&self) -> *mut T {
         std::ptr::with_exposed_provenance_mut(self.memory.address as usize)
     }
 
-    /// Returns true if the CPU can access the memory.
+    /// Returns true if the CPU can access the memory of the buffer.
     fn is_reached(&self) -> bool {
         self.memory.device.is_host() || self.memory.context.backend() == "host"
     }
 }
 
 impl<T: Element> Slice<T> {
-    /// Returns the number of elements.
+    /// Returns the number of elements in the range.
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Returns true if there are no elements.
+    /// Returns true if the range has no elements.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }
 
-    /// Copies elements into this range, as [`Buffer::write`] does.
+    /// Copies `elements` into this range, after all earlier work in `stream`. Blocks until the copy has finished.
     ///
     /// # Errors
     /// Returns the errors of [`Buffer::write`].
@@ -223,7 +217,7 @@ impl<T: Element> Slice<T> {
         copy_now(&self.buffer.memory.context, stream, self.into(), here)
     }
 
-    /// Copies the elements of this range into a slice, as [`Buffer::read`] does.
+    /// Copies the elements of this range into `elements`, after all earlier work in `stream`. Blocks until the copy has finished.
     ///
     /// # Errors
     /// Returns the errors of [`Buffer::write`].
@@ -233,7 +227,7 @@ impl<T: Element> Slice<T> {
         copy_now(&self.buffer.memory.context, stream, here, self.into())
     }
 
-    /// Copies the elements of this range into a new vector, as [`Buffer::to_vec`] does.
+    /// Copies the elements of this range into a new vector, after all earlier work in `stream`. Blocks until the copy has finished.
     ///
     /// # Errors
     /// Returns the errors of [`Buffer::write`].
@@ -244,7 +238,7 @@ impl<T: Element> Slice<T> {
     }
 }
 
-/// Copies bytes and waits. The copy has ended when this returns, also on an error.
+/// Copies bytes and blocks until the copy has ended, also on an error.
 fn copy_now(context: &Context, stream: &Stream, dst: End, src: End) -> Result<(), Error> {
     // A captured copy would run later, when the caller's elements may no longer exist.
     stream.refuse_capture()?;
@@ -263,11 +257,11 @@ impl<T> fmt::Debug for Buffer<T> {
     }
 }
 
-/// Object that keeps memory allocated.
+/// Reference that keeps an object alive which owns the memory of a transfer.
 #[derive(Clone, Debug)]
 pub(crate) struct Keep {
     _memory: Arc<dyn Any + Send + Sync>,
-    /// True if freeing the memory does not wait for the work of the context, unlike memory of the context.
+    /// True if freeing the memory does not block until the work of the context has finished. Memory of the context itself does block.
     pub is_foreign: bool,
 }
 
@@ -277,7 +271,7 @@ impl Keep {
     }
 }
 
-/// One end of a transfer: a range of bytes. Keeps its buffer alive.
+/// Source or destination of a transfer: a memory range on a device. Keeps its buffer alive.
 #[derive(Clone, Debug)]
 pub struct End {
     pub(crate) address: u64,
@@ -288,33 +282,32 @@ pub struct End {
 }
 
 impl End {
-    /// Refers to `bytes` bytes at an address of memory that the caller has allocated: a device pointer of CUDA, or host memory. With
-    /// [`Device::AUTO`] the library finds the device.
+    /// Creates a source or destination from the address of memory that the caller has allocated: a CUDA device pointer or host memory.
+    /// `bytes` is its size. With [`Device::AUTO`] the library itself finds the device.
     ///
     /// [`Device::AUTO`]: crate::Device::AUTO
     ///
-    /// # Safety
-    /// The library does not check the address. From the creation of a plan that uses it until the plan has been dropped or every execution
-    /// of it has ended, the memory must stay allocated. If it is a destination, any bytes must be valid values there. Code that reads or
+    /// # Safety The library does not check the address. The memory must stay allocated from the creation of a plan that uses it until the
+    /// plan has been dropped or all of its executions have ended. At a destination, any bytes must be valid values. Code that reads or
     /// writes the memory must be ordered with each execution, by streams or by waiting.
     pub unsafe fn from_raw(address: u64, device: DeviceId, bytes: u64) -> End {
         End { address, device, bytes, context: None, keep: None }
     }
 
-    /// Refers to host memory of the caller.
+    /// Creates a source or destination from host memory of the caller.
     ///
     /// # Safety
-    /// The rules of `from_raw`.
+    /// The requirements are those of `from_raw`.
     unsafe fn of_host(address: *const u8, bytes: usize) -> End {
         End { address: address.expose_provenance() as u64, device: DeviceId::HOST, bytes: bytes as u64, context: None, keep: None }
     }
 
-    /// Returns the number of bytes.
+    /// Returns the size of the memory range in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the device of the memory, or `Device::AUTO` if the library finds it.
+    /// Returns the device that owns the memory, or `Device::AUTO` if the library finds it from the address.
     pub fn device(&self) -> DeviceId {
         self.device
     }

@@ -6,25 +6,25 @@ use mpgpu_contexts::{self as context, Config, ContextOptions, DeviceStatistics, 
 use mpgpu_core::topology::DeviceId;
 use std::sync::Arc;
 
-/// Context: a machine and all resources that the library holds on it. Usually one per process; a clone refers to the same context.
+/// Context: the library's state for one process: backend, topology, plan cache, streams and memory. Usually a process creates one context.
+/// A clone refers to the same context.
 ///
-/// Dropping the last handle, including those in buffers, streams and plans, waits for all work of the context.
+/// Buffers, streams and plans also keep their context alive. Dropping the last reference blocks until all work of the context has finished.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// Context of the engine. Never passed to callers, because they could free memory of buffers through it.
+    /// Internal context. It is never passed to callers, because they could free memory of buffers through it.
     pub(crate) runtime: Arc<context::Context>,
 }
 
 impl Context {
-    /// Discovers the machine and reads the environment. Allocates nothing on a device.
+    /// Creates a context: chooses the backend, reads the topology, and reads the environment variables. Allocates no device memory.
     ///
-    /// # Errors
-    /// Returns an error for a malformed `MPGPU_` variable, an invalid topology, or a requested backend that is not available.
+    /// # Errors Returns an error if an `MPGPU_` variable or the topology is invalid, or if a requested backend is not available.
     pub fn new() -> Result<Context, Error> {
         Context::with_options(&ContextOptions::default())
     }
 
-    /// Creates a context with options, which take precedence over the environment.
+    /// Creates a context with options. They take precedence over the environment variables.
     ///
     /// ```
     /// use mpgpu::{BackendChoice, Context, ContextOptions};
@@ -41,35 +41,33 @@ impl Context {
         Ok(Context { runtime: Arc::new(context::Context::open(options, Config::from_environment()?)?) })
     }
 
-    /// Returns the name of the backend: `cuda`, or `host` for virtual devices on CPU threads.
+    /// Returns the name of the backend: `cuda` for GPUs, or `host` for virtual devices that CPU threads implement.
     pub fn backend(&self) -> &'static str {
         self.runtime.backend().name()
     }
 
-    /// Returns the number of GPUs, which are numbered from 0.
+    /// Returns the number of GPUs. They are numbered from 0.
     pub fn gpus(&self) -> u32 {
         self.runtime.machine().gpu_count()
     }
 
-    /// Returns the number of NUMA domains of host memory, which are numbered from 0.
+    /// Returns the number of NUMA domains of the host memory. They are numbered from 0.
     pub fn host_domains(&self) -> u32 {
         self.runtime.machine().host_count()
     }
 
-    /// Plans transfers together, so that they do not compete for links. Planning the same request again is a look-up. A transfer is a pair
-    /// of ends of equal size, destination first.
+    /// Plans a batch of transfers together, so that they do not compete for links. A transfer is a pair of a destination and a source of
+    /// equal size. Blocks for some microseconds. Planning the same transfers again takes only a look-up.
     ///
-    /// The transfers of a plan run in no particular order: no destination may overlap another destination or a source. Blocks for some
-    /// microseconds.
+    /// The transfers run in no particular order. No destination may overlap another destination or a source.
     ///
-    /// # Errors
-    /// Returns an error for ends of different size, for ends that overlap, for ends of another context, and if no path connects
-    /// the devices. The text names the transfer.
+    /// # Errors Returns an error if the sizes of source and destination differ, if they overlap or belong to another context, or if no path
+    /// connects the devices. The text contains the index of the transfer.
     pub fn plan<T: Into<Transfer>>(&self, transfers: impl IntoIterator<Item = T>) -> Result<Plan, Error> {
         self.plan_with(transfers, &PlanOptions::default())
     }
 
-    /// Plans transfers with options.
+    /// Plans a batch of transfers with options, for example the maximum number of paths. Otherwise like [`plan`](Context::plan).
     ///
     /// ```
     /// # use mpgpu::{BackendChoice, Buffer, Context, ContextOptions, Device, PlanOptions};
@@ -115,20 +113,19 @@ impl Context {
         Arc::ptr_eq(&self.runtime, &other.runtime)
     }
 
-    /// Describes the machine as the library sees it, and the active settings with their sources.
+    /// Returns a description of the machine, and of the settings with their sources, as text.
     pub fn describe(&self) -> String {
         self.runtime.describe()
     }
 
-    /// Returns counters of the context since it was created.
+    /// Returns the statistics of the context since its creation.
     pub fn statistics(&self) -> Statistics {
         self.runtime.statistics()
     }
 
-    /// Returns the resources that the context currently holds on a device.
+    /// Returns the resources that the context holds on a device now.
     ///
-    /// # Errors
-    /// Returns an error for a device that does not exist.
+    /// # Errors Returns an error if the device does not exist.
     pub fn device_statistics(&self, device: DeviceId) -> Result<DeviceStatistics, Error> {
         self.runtime.device_statistics(device)
     }

@@ -1,4 +1,4 @@
-//! Nodes: ranks, each in its own process, that plan together.
+//! Nodes: groups of processes (ranks) on one machine that plan their transfers together.
 
 use crate::buffer::End;
 use crate::context::Context;
@@ -9,9 +9,11 @@ use mpgpu_ranks::{Allgather, Alone, Collective, NodeEnd, NodeGroup, NodeTransfer
 use std::path::Path;
 use std::sync::Arc;
 
-/// Send or receive descriptor: one rank's side of a transfer. It contains this rank's memory, the other rank and a tag, but no address in
-/// the other rank's memory. Sends match receives by source, destination and tag, in the order in which each rank passes them, as MPI
-/// messages do. Both have the same size.
+/// Send or receive descriptor: one rank's side of a transfer. It contains this rank's memory, the other rank and a tag. It does not contain
+/// the position in the other rank's memory.
+///
+/// Sends match receives as in MPI: by source, destination and tag, in the order in which each rank passes them. A send and its receive have
+/// the same size.
 #[derive(Clone, Debug)]
 pub struct Half {
     end: End,
@@ -21,18 +23,20 @@ pub struct Half {
 }
 
 impl Half {
-    /// Creates a descriptor that sends to a rank of the node. That rank passes [`receive`](Half::receive) with this rank and the same tag.
+    /// Creates a descriptor that sends the memory `from` to rank `rank` of the node. That rank passes a [`receive`](Half::receive)
+    /// descriptor with the calling rank and the same tag.
     pub fn send(rank: u32, tag: u64, from: impl Into<End>) -> Half {
         Half { end: from.into(), rank, tag, is_send: true }
     }
 
-    /// Creates a descriptor that receives from a rank of the node. That rank passes [`send`](Half::send).
+    /// Creates a descriptor that receives into the memory `into` from rank `rank` of the node. That rank passes a [`send`](Half::send)
+    /// descriptor with the calling rank and the same tag.
     pub fn receive(rank: u32, tag: u64, into: impl Into<End>) -> Half {
         Half { end: into.into(), rank, tag, is_send: false }
     }
 }
 
-/// Node: ranks that plan together. A clone refers to the same node.
+/// Node: group of processes (ranks) on one machine that plan their transfers together. A clone refers to the same node.
 #[derive(Clone, Debug)]
 pub struct Node {
     context: Context,
@@ -40,61 +44,61 @@ pub struct Node {
 }
 
 impl Node {
-    /// Creates a node of `ranks` ranks, in which this process is rank `rank`, counted from 0. All ranks call it together. `gather` gathers
-    /// bytes of every rank on every rank while the ranks plan. `devices` are the GPUs that this rank uses; empty for its part of the
-    /// visible GPUs.
+    /// Creates a node of `ranks` ranks, in which this process is rank `rank`, from 0. All ranks call it together. Blocks until all ranks
+    /// have called it.
     ///
-    /// # Errors
-    /// A failure of one rank makes the call fail on all ranks, with its reason.
+    /// The library calls `gather` during collective calls, to gather data from every rank on every rank. `devices` are the GPUs that this
+    /// rank uses. If it is empty, the rank gets its share of the visible GPUs.
+    ///
+    /// # Errors If one rank fails, the call fails on all ranks, with the reason.
     pub fn new(ctx: &Context, rank: u32, ranks: u32, gather: Box<dyn Allgather>, devices: &[DeviceId]) -> Result<Node, Error> {
         let group = NodeGroup::new(&ctx.runtime, rank, ranks, gather, devices)?;
         Ok(Node { context: ctx.clone(), group: Arc::new(group) })
     }
 
-    /// Creates a node whose ranks have no allgather function. They meet at a socket of this path, in a folder that they may all write to,
-    /// and wait for each other for one minute.
+    /// Creates a node whose ranks have no allgather function. The ranks connect to each other over a Unix socket at `path`, in a directory
+    /// to which all of them can write. They wait at most one minute for each other.
     ///
-    /// # Errors
-    /// Returns the errors of `new`, and an error if the path is in use.
+    /// # Errors Returns the errors of `new`, and an error if a file already exists at the path.
     pub fn at_socket(ctx: &Context, rank: u32, ranks: u32, path: &Path, devices: &[DeviceId]) -> Result<Node, Error> {
         let group = NodeGroup::at_socket(&ctx.runtime, rank, ranks, path, devices)?;
         Ok(Node { context: ctx.clone(), group: Arc::new(group) })
     }
 
-    /// Creates a node of this process alone.
+    /// Creates a node that consists only of this process, as rank 0 of 1.
     ///
-    /// # Errors
-    /// Returns the errors of `new`.
+    /// # Errors Returns the errors of `new`.
     pub fn alone(ctx: &Context) -> Result<Node, Error> {
         Node::new(ctx, 0, 1, Box::new(Alone), &[])
     }
 
-    /// Returns the rank of this process.
+    /// Returns the rank of this process in the node.
     pub fn rank(&self) -> u32 {
         self.group.rank()
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks in the node.
     pub fn ranks(&self) -> u32 {
         self.group.ranks()
     }
 
     /// Returns the first GPU that this rank uses.
     ///
-    /// # Errors
-    /// Returns an error if this rank uses no GPU, because there are more ranks than GPUs or another rank has listed the same GPU.
+    /// # Errors Returns an error if this rank uses no GPU, because there are more ranks than GPUs or another rank uses the GPU that both
+    /// have listed.
     pub fn device(&self) -> Result<DeviceId, Error> {
         self.group.device()
     }
 
-    /// Returns the GPUs that this rank uses. Empty if there are more ranks than GPUs.
+    /// Returns the GPUs that this rank uses. The result is empty if there are more ranks than GPUs.
     pub fn devices(&self) -> Vec<DeviceId> {
         self.group.own_devices().collect()
     }
 
-    /// Plans the transfers of the send and receive descriptors of all ranks in one step. All ranks call it together, with equal options.
+    /// Plans all transfers that are described by the send and receive descriptors of the ranks, so that they do not compete for links. All
+    /// ranks call it together, with equal options. Blocks until all ranks have called it.
     ///
-    /// Ends are on a GPU, or in host memory of [`Buffer::shared`](crate::Buffer::shared).
+    /// The memory of a descriptor is on a GPU, or in host memory from [`Buffer::shared`](crate::Buffer::shared).
     ///
     /// ```
     /// # use mpgpu::{BackendChoice, Buffer, Context, ContextOptions, Device, Half, Node, PlanOptions, Stream};
@@ -104,14 +108,14 @@ impl Node {
     /// let ghost = Buffer::<u32>::zeroed(&ctx, Device::gpu(1), 100)?;
     /// let step = node.exchange([Half::send(0, 1, &edge), Half::receive(0, 1, &ghost)], &PlanOptions::default())?;
     /// let stream = Stream::new(&ctx, Device::gpu(0))?;
-    /// step.enqueue(&stream)?;                                     // every rank, every step
+    /// step.enqueue(&stream)?;                                     // on every rank, in every time step
     /// assert_eq!(ghost.to_vec(&stream)?, [7; 100]);
     /// # Ok::<(), mpgpu::Error>(())
     /// ```
     ///
     /// # Errors
-    /// A failure of one rank makes the call fail on all ranks: a descriptor without a match, descriptors of different size, memory that
-    /// cannot be mapped.
+    /// If one rank fails, the call fails on all ranks. Examples are a descriptor without a match, matching descriptors of different sizes,
+    /// and memory that other ranks cannot map.
     pub fn exchange(&self, halves: impl IntoIterator<Item = Half>, options: &PlanOptions) -> Result<Plan, Error> {
         let halves: Vec<Half> = halves.into_iter().collect();
         for (index, half) in halves.iter().enumerate() {
@@ -137,10 +141,10 @@ impl Node {
         Ok(Plan::of_node(self.context.clone(), plan, keep))
     }
 
-    /// Joins the current or next collective call of the other ranks as a failed rank. They receive the reason.
+    /// Makes the current or next collective call of the other ranks fail with `reason`. Use it if this rank cannot make the collective call
+    /// itself. Blocks until the other ranks have made their call.
     ///
-    /// # Errors
-    /// Returns an error if the other ranks are in different calls.
+    /// # Errors Returns an error if the other ranks are in different calls.
     pub fn fail(&self, reason: &str) -> Result<(), Error> {
         self.group.refuse(Collective::FAIL, reason)
     }

@@ -17,13 +17,12 @@ fn check(ctx: &Context) -> Result<(), Error> {
 }
 
 impl End {
-    /// Creates an end of all elements of a slice of cudarc, and keeps the slice alive. Waits for the work of the stream in which the slice
-    /// was allocated.
+    /// Creates a source or destination from all elements of a cudarc slice, and keeps the slice alive. Blocks until the work in the stream
+    /// in which the slice was allocated has finished.
     ///
     /// cudarc does not track executions of plans. Order them with work of cudarc by a common stream ([`Stream::of_cudarc`]) or by waiting.
     ///
-    /// # Errors
-    /// Returns an error on the host backend. Also returns errors of the driver.
+    /// # Errors Returns an error on the host backend. Also returns errors of the driver.
     pub fn of_cudarc<T: Element>(ctx: &Context, slice: &Arc<CudaSlice<T>>) -> Result<End, Error> {
         check(ctx)?;
         let stream = slice.stream();
@@ -35,10 +34,9 @@ impl End {
 }
 
 impl Stream {
-    /// Refers to a stream of cudarc, and keeps it alive.
+    /// Creates a stream handle that refers to a cudarc stream, and keeps that stream alive.
     ///
-    /// # Errors
-    /// Returns an error on the host backend.
+    /// # Errors Returns an error on the host backend.
     pub fn of_cudarc(ctx: &Context, stream: &Arc<CudaStream>) -> Result<Stream, Error> {
         check(ctx)?;
         Ok(Stream::kept(ctx, stream.cu_stream().addr(), stream.clone()))

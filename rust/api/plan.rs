@@ -8,23 +8,23 @@ use mpgpu_contexts::{self as context, Error, Measured};
 use mpgpu_ranks::NodePlan;
 use std::sync::Arc;
 
-/// One copy of all bytes of one end to another end of the same size.
+/// Copy from a source to a destination of the same size.
 #[derive(Clone, Debug)]
 pub struct Transfer {
-    /// Destination.
+    /// Destination of the copy.
     pub dst: End,
-    /// Source.
+    /// Source of the copy.
     pub src: End,
 }
 
 impl<D: Into<End>, S: Into<End>> From<(D, S)> for Transfer {
-    /// Converts a pair of destination and source.
+    /// Creates a transfer from a pair of destination and source.
     fn from((dst, src): (D, S)) -> Transfer {
         Transfer { dst: dst.into(), src: src.into() }
     }
 }
 
-/// Plan of this process alone, or of all ranks of a node.
+/// Plan of a single process, or plan of all ranks of a node.
 #[derive(Debug)]
 enum Planned {
     Own(Arc<context::Plan>),
@@ -39,7 +39,7 @@ struct Inner {
 }
 
 impl Drop for Inner {
-    /// Waits for executions before the memory in `keep` is released.
+    /// Blocks until all executions have ended, before the memory in `keep` is released.
     fn drop(&mut self) {
         if let Planned::Node(plan) = &self.planned
             && let Err(error) = plan.destroy()
@@ -54,11 +54,12 @@ impl Drop for Inner {
     }
 }
 
-/// Plan: copies that are planned together once, and executed any number of times, from any thread, in any streams. It keeps its buffers
-/// alive. A clone refers to the same plan.
+/// Plan: a prepared batch of copies. It is created once and executed any number of times, from any thread and in any stream. It keeps its
+/// buffers alive. A clone refers to the same plan.
 ///
-/// Drop the last handle of a plan of a node after the last step that this rank enqueues. This waits for that step. Ranks that have enqueued
-/// more steps get [`BackendError::PeerGone`](mpgpu_backend::BackendError::PeerGone).
+/// A plan from [`Node::exchange`](crate::Node::exchange): drop the last clone after the last execution that this rank enqueues. Dropping it
+/// blocks until this rank's executions have finished. Ranks that have enqueued more executions get
+/// [`BackendError::PeerGone`](mpgpu_backend::BackendError::PeerGone).
 #[derive(Clone, Debug)]
 pub struct Plan {
     inner: Arc<Inner>,
@@ -73,12 +74,11 @@ impl Plan {
         Plan { inner: Arc::new(Inner { context, planned: Planned::Node(Box::new(plan)), keep }) }
     }
 
-    /// Enqueues one execution, after all earlier work in `stream` and before all later work. Does not wait. For a plan of a node every rank
-    /// enqueues every step.
+    /// Enqueues one execution of the plan, after all earlier work in `stream` and before all later work. Does not block. For a plan from
+    /// [`Node::exchange`](crate::Node::exchange) every rank enqueues every execution.
     ///
-    /// # Errors
-    /// Returns an error for a stream of another context, for a cudarc stream that is being captured, and if a peer has exited.
-    /// Also returns errors of the driver.
+    /// # Errors Returns an error if the stream belongs to another context, if a cudarc stream is being captured, or if another rank of the
+    /// node has exited. Also returns errors of the driver.
     pub fn enqueue(&self, stream: &Stream) -> Result<(), Error> {
         stream.refuse_shared_capture()?;
         let handle = stream.handle_in(&self.inner.context)?;
@@ -88,13 +88,11 @@ impl Plan {
         }
     }
 
-    /// Enqueues one execution in a stream that is being captured.
+    /// Enqueues one execution of the plan in a stream that is being captured into a graph.
     ///
-    /// # Safety
-    /// The plan must outlive the graph and all of its executables.
+    /// # Safety The plan must outlive the graph and all of its executables.
     ///
-    /// # Errors
-    /// Returns the errors of `enqueue`, and an error for operations that a captured stream cannot hold.
+    /// # Errors Returns the errors of `enqueue`, and an error if the execution contains operations that cannot be captured.
     pub unsafe fn enqueue_captured(&self, stream: &Stream) -> Result<(), Error> {
         let handle = stream.handle_in(&self.inner.context)?;
         match &self.inner.planned {
@@ -103,10 +101,9 @@ impl Plan {
         }
     }
 
-    /// Enqueues one execution as [`enqueue`](Plan::enqueue), and returns a request for its end.
+    /// Enqueues one execution like [`enqueue`](Plan::enqueue), and returns a request for its end.
     ///
-    /// # Errors
-    /// Returns the errors of `enqueue`.
+    /// # Errors Returns the errors of `enqueue`.
     pub fn execute(&self, stream: &Stream) -> Result<Request, Error> {
         stream.refuse_shared_capture()?;
         let handle = stream.handle_in(&self.inner.context)?;
@@ -117,10 +114,10 @@ impl Plan {
         Ok(Request { completion, plan: self.clone() })
     }
 
-    /// Prepares the first execution in `stream`, so that it takes no longer than later ones. Call it before a time loop.
+    /// Performs the one-time setup for executions in `stream`, so that the first execution takes no longer than later ones. Call it before
+    /// a time loop, because it may take milliseconds.
     ///
-    /// # Errors
-    /// Returns the errors of `enqueue`.
+    /// # Errors Returns the errors of `enqueue`.
     pub fn prepare(&self, stream: &Stream) -> Result<(), Error> {
         let handle = stream.handle_in(&self.inner.context)?;
         match &self.inner.planned {
@@ -130,7 +127,8 @@ impl Plan {
         }
     }
 
-    /// Describes paths, shares and times, and the reasons why other paths were rejected, as lines of text.
+    /// Returns a description of the plan as text: its paths, the share of the data on each path, predicted times, and why other paths were
+    /// rejected.
     pub fn describe(&self) -> String {
         match &self.inner.planned {
             Planned::Own(plan) => plan.describe(),
@@ -138,7 +136,8 @@ impl Plan {
         }
     }
 
-    /// Returns the bytes of all transfers; for a plan of a node, of all ranks.
+    /// Returns the total size of the plan's transfers in bytes. For a plan from [`Node::exchange`](crate::Node::exchange) it includes the
+    /// transfers of all ranks.
     pub fn bytes(&self) -> u64 {
         match &self.inner.planned {
             Planned::Own(plan) => plan.bytes(),
@@ -146,7 +145,7 @@ impl Plan {
         }
     }
 
-    /// Returns the number of paths of all transfers.
+    /// Returns the total number of paths that the plan's transfers use.
     pub fn paths(&self) -> usize {
         match &self.inner.planned {
             Planned::Own(plan) => plan.paths(),
@@ -154,7 +153,7 @@ impl Plan {
         }
     }
 
-    /// Returns the modelled seconds of an execution, and of the same transfers on one path each.
+    /// Returns two predicted times in seconds: the time of one execution, and the time of the same transfers if each used only one path.
     pub fn predicted(&self) -> (f64, f64) {
         let planned = match &self.inner.planned {
             Planned::Own(plan) => plan.planned(),
@@ -163,7 +162,7 @@ impl Plan {
         (planned.predicted, planned.one_path)
     }
 
-    /// Returns the measured seconds, if executions are measured.
+    /// Returns the measured times of executions in seconds, if executions are measured.
     pub fn measured(&self) -> Measured {
         match &self.inner.planned {
             Planned::Own(plan) => plan.measured(),
@@ -172,7 +171,8 @@ impl Plan {
     }
 }
 
-/// Request of one execution. It keeps its plan alive. If it is dropped without a wait, the execution continues.
+/// Request: an execution of a plan for whose completion the program can wait. It keeps its plan alive. If the request is dropped, the
+/// execution continues.
 #[derive(Debug)]
 #[must_use = "to execute without waiting, call Plan::enqueue, which costs less"]
 pub struct Request {
@@ -183,25 +183,22 @@ pub struct Request {
 impl Request {
     /// Blocks until the execution has ended.
     ///
-    /// # Errors
-    /// Returns the error of the execution, which has then ended too.
+    /// # Errors Returns the error of the execution. The execution has ended then, too.
     pub fn wait(self) -> Result<(), Error> {
         Ok(self.completion.wait()?)
     }
 
-    /// Returns true if the execution has ended, without blocking.
+    /// Returns true if the execution has ended. Does not block.
     ///
-    /// # Errors
-    /// Returns the error of the execution, which has then ended.
+    /// # Errors Returns the error of the execution. The execution has ended then, too.
     pub fn is_done(&self) -> Result<bool, Error> {
         Ok(self.completion.is_done()?)
     }
 
-    /// Calls `function` with the outcome when the execution has ended, on a thread of the context that makes all such calls. A panic of
-    /// `function` is caught and logged as an error; functions of other requests are still called.
+    /// Calls `function` with the result when the execution has ended. The call is made on a thread of the context that makes all such
+    /// calls. If `function` panics, the panic is caught and logged as an error, and functions of other requests are still called.
     ///
-    /// # Errors
-    /// Returns an error if the context has been closed.
+    /// # Errors Returns an error if the context has been closed.
     pub fn then(self, function: impl FnOnce(Result<(), Error>) + Send + 'static) -> Result<(), Error> {
         let Request { completion, plan } = self;
         plan.inner.context.runtime.call_when_done(completion, Box::new(move |outcome| function(outcome.map_err(Error::from))))

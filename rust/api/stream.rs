@@ -11,16 +11,16 @@ use std::sync::Arc;
 /// Ownership of a stream.
 #[derive(Debug)]
 enum Owner {
-    /// Stream created here, and destroyed with the handle.
+    /// Stream that this handle created and destroys.
     Own,
-    /// Stream of the caller, accepted without a check.
+    /// Stream that the caller owns. It was accepted without a check.
     Raw,
-    /// Stream of another library, kept alive here. Other owners may capture it.
+    /// Stream of another library, which this handle keeps alive. Its other owners may capture it.
     #[cfg_attr(not(feature = "cudarc"), allow(dead_code))]
     Kept(#[allow(dead_code)] Arc<dyn Any + Send + Sync>),
 }
 
-/// Stream: a queue of work that runs in order. Work that is enqueued when the handle is dropped still finishes.
+/// Stream: a queue whose work runs in order. If the handle is dropped, work that is already enqueued still finishes.
 #[derive(Debug)]
 pub struct Stream {
     pub(crate) context: Context,
@@ -29,19 +29,17 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Creates a stream of `device`, which is not ordered with any other stream.
+    /// Creates a stream of `device`. It is not ordered with any other stream.
     ///
-    /// # Errors
-    /// Returns an error for a device that does not exist.
+    /// # Errors Returns an error if the device does not exist.
     pub fn new(ctx: &Context, device: DeviceId) -> Result<Stream, Error> {
         Ok(Stream { context: ctx.clone(), handle: ctx.runtime.create_stream(device)?, owner: Owner::Own })
     }
 
-    /// Refers to a stream of the caller: a `cudaStream_t` as a number, or 0 for the default stream.
+    /// Creates a handle that refers to a stream of the caller. `handle` is a `cudaStream_t` as a number, or 0 for the default stream.
     ///
-    /// # Safety
-    /// On CUDA the driver does not check the handle: the stream must not be destroyed while this object is used. If it is being captured,
-    /// all memory of plans that are enqueued in it must outlive the graph.
+    /// # Safety On CUDA the driver does not check the handle. The stream must not be destroyed while this object is used. If the stream is
+    /// being captured, the memory of all plans that are enqueued in it must outlive the graph.
     pub unsafe fn from_raw(ctx: &Context, handle: usize) -> Stream {
         Stream { context: ctx.clone(), handle: StreamHandle(handle), owner: Owner::Raw }
     }
@@ -51,12 +49,12 @@ impl Stream {
         Stream { context: ctx.clone(), handle: StreamHandle(handle), owner: Owner::Kept(keep) }
     }
 
-    /// Returns the handle as a number, on CUDA a `cudaStream_t`.
+    /// Returns the stream handle as a number. On CUDA it is a `cudaStream_t`.
     pub fn as_raw(&self) -> usize {
         self.handle.0
     }
 
-    /// Returns the handle, or an error if the stream belongs to another context.
+    /// Returns the internal handle, or an error if the stream belongs to another context.
     pub(crate) fn handle_in(&self, context: &Context) -> Result<StreamHandle, Error> {
         if !self.context.is(context) {
             return Err(Error::Option { name: "stream", value: format!("{:#x}", self.handle.0), reason: "is of another context".into() });
@@ -64,18 +62,17 @@ impl Stream {
         Ok(self.handle)
     }
 
-    /// Returns the device of the stream; host memory for a default stream of CUDA.
+    /// Returns the device of the stream. For a default stream of CUDA it returns host memory, because that stream belongs to the GPU that
+    /// is current when it is used.
     ///
-    /// # Errors
-    /// Returns an error for an invalid stream handle.
+    /// # Errors Returns an error if the stream handle is invalid.
     pub fn device(&self) -> Result<DeviceId, Error> {
         self.context.runtime.stream_device(self.handle)
     }
 
     /// Returns true if the stream is being captured into a graph.
     ///
-    /// # Errors
-    /// Returns an error for an invalid stream handle.
+    /// # Errors Returns an error if the stream handle is invalid.
     pub fn is_capturing(&self) -> Result<bool, Error> {
         self.context.runtime.is_capturing(self.handle)
     }
@@ -93,36 +90,34 @@ impl Stream {
         Ok(())
     }
 
-    /// Blocks until all work enqueued so far has finished.
+    /// Blocks until all work that is enqueued in the stream so far has finished.
     ///
-    /// # Errors
-    /// Returns the errors of that work, each once.
+    /// # Errors Returns the errors of that work. Each error is returned once.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.context.runtime.synchronize_stream(self.handle)
     }
 
-    /// Makes later work wait for the work that is currently recorded in `event`. Does not block.
+    /// Makes all work that is enqueued in this stream from now on wait for the work that is recorded in `event` now. Does not block.
     ///
-    /// # Errors
-    /// Returns an error for an event of another context.
+    /// # Errors Returns an error if the event belongs to another context.
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
         self.context.runtime.stream_wait_event(self.handle_in(&event.context)?, event.handle)
     }
 
-    /// Makes later work wait for an execution. Does not block.
+    /// Makes all work that is enqueued in this stream from now on wait until an execution has ended. Does not block.
     ///
-    /// # Errors
-    /// Returns an error for a request of another context.
+    /// # Errors Returns an error if the request belongs to another context.
     pub fn wait_for(&self, request: &Request) -> Result<(), Error> {
         let handle = self.handle_in(request.context())?;
         self.context.runtime.order_stream(handle, request.completion())
     }
 
-    /// Enqueues a call on a CPU thread, after all earlier work and before all later work. The function may block. It must not use this
-    /// library, nor drop the last handle of a buffer or plan. In a stream that is being captured it runs at every launch of the graph.
+    /// Enqueues a call of `work` on a CPU thread, after all earlier work in this stream and before all later work. Does not block. If the
+    /// stream is being captured, the function is called at every launch of the graph.
     ///
-    /// # Errors
-    /// Returns an error for an invalid stream handle.
+    /// The function may block. It must not use this library, and must not drop the last handle of a buffer or plan.
+    ///
+    /// # Errors Returns an error if the stream handle is invalid.
     pub fn launch_host(&self, work: impl Fn() + Send + Sync + 'static) -> Result<(), Error> {
         self.context.runtime.launch_host(self.handle, Box::new(work))
     }
@@ -139,7 +134,7 @@ impl Drop for Stream {
     }
 }
 
-/// Event: a point in a stream for which others can wait. It counts as completed until it is recorded.
+/// Event: a point in a stream for which other streams and the host can wait. It counts as completed until it is recorded.
 #[derive(Debug)]
 pub struct Event {
     context: Context,
@@ -147,26 +142,23 @@ pub struct Event {
 }
 
 impl Event {
-    /// Creates an event for streams of all devices.
+    /// Creates an event. It works with streams of all devices.
     ///
-    /// # Errors
-    /// Returns errors of the driver.
+    /// # Errors Returns errors of the driver.
     pub fn new(ctx: &Context) -> Result<Event, Error> {
         Ok(Event { context: ctx.clone(), handle: ctx.runtime.create_event()? })
     }
 
-    /// Records all work enqueued in `stream` so far.
+    /// Records all work that is enqueued in `stream` so far. This replaces an earlier record.
     ///
-    /// # Errors
-    /// Returns an error for a stream of another context.
+    /// # Errors Returns an error if the stream belongs to another context.
     pub fn record(&self, stream: &Stream) -> Result<(), Error> {
         self.context.runtime.record_event(self.handle, stream.handle_in(&self.context)?)
     }
 
     /// Blocks until the recorded work has finished.
     ///
-    /// # Errors
-    /// Returns the errors of that work.
+    /// # Errors Returns the errors of that work.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.context.runtime.synchronize_event(self.handle)
     }
