@@ -1,4 +1,5 @@
-# What each example of C++ has at its start, after project(): mpgpu, an optimised build, and `cuda`, ON where the GPU code is built too.
+# Settings that each C++ example includes after project(): mpgpu itself, an optimised build, and the variable `cuda`, which is ON if the GPU
+# code is built too.
 if(NOT TARGET mpgpu::mpgpu)
     find_package(mpgpu CONFIG REQUIRED)
 endif()
@@ -17,7 +18,7 @@ elseif(MPGPU_EXAMPLES_CUDA)
     include(CheckLanguage)
     check_language(CUDA)
     if(CMAKE_CUDA_COMPILER)
-        # One build for every GPU of the cluster, whatever the machine that it is built on.
+        # One build runs on every GPU type of a cluster, whatever machine it is built on.
         if(NOT CMAKE_CUDA_ARCHITECTURES AND DEFINED ENV{CUDAARCHS})
             set(CMAKE_CUDA_ARCHITECTURES "$ENV{CUDAARCHS}")
         elseif(NOT CMAKE_CUDA_ARCHITECTURES AND NOT CMAKE_VERSION VERSION_LESS 3.23)

@@ -11,16 +11,16 @@
 #include <string_view>
 #include <vector>
 
-/// Parses the command lines of the examples. Errors are thrown as `std::invalid_argument`, with a message that names
-/// the flag, the value and the remedy.
+/// Parser for the command lines of the examples. An invalid argument throws `std::invalid_argument`, with a message
+/// that names the flag, the value and the remedy.
 namespace flags {
 
-/// Command-line arguments, read one after the other.
+/// Command-line arguments, which are read one after the other.
 class arguments {
   public:
     arguments(int count, const char *const *values) : rest_(values + 1, values + count) {}
 
-    /// Advances to the next argument, the flag. Returns false if there is none.
+    /// Advances to the next argument, which must be a flag. Returns false if there is none.
     bool next() {
         if (at_ == rest_.size()) {
             return false;
@@ -31,7 +31,7 @@ class arguments {
 
     [[nodiscard]] std::string_view flag() const { return flag_; }
 
-    /// Returns the argument that follows the flag.
+    /// Returns the value of the current flag, which is the next argument.
     std::string_view value() {
         if (at_ == rest_.size()) {
             throw std::invalid_argument(std::string(flag_) + ": a value must follow");
@@ -87,7 +87,7 @@ std::vector<Number> numbers(std::string_view flag, std::string_view text, Number
     return values;
 }
 
-/// Parses one whole number per dimension, separated by `_`.
+/// Parses three whole numbers, one for each dimension, separated by `_`.
 template <class Number> std::array<Number, 3> triple(std::string_view flag, std::string_view text, Number least) {
     std::array<Number, 3> values{};
     std::string_view rest = text;

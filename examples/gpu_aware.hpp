@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-/// Returns the reason why this MPI may not support GPU pointers, or nothing if it reports support.
+/// Returns the reason why this MPI may not accept GPU pointers. Returns nothing if MPI reports that it does.
 inline std::optional<std::string> why_not_gpu_aware() {
 #if defined(MPIX_CUDA_AWARE_SUPPORT)
     if (MPIX_Query_cuda_support() == 1) {

@@ -1,9 +1,9 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! Jacobi relaxation over the virtual devices of a node, in one process: jacobi [ranks [nx [ny [steps]]]]
+! Jacobi relaxation on the virtual devices of one node, in one process: jacobi [ranks [nx [ny [steps]]]]
 !
-! The mesh is divided along y. One plan for each of the two arrays exchanges the rows between ranks, once per step. The result is
-! compared, bit by bit, with that of the whole mesh on one device.
+! The mesh is divided along y. For each of the two arrays, one plan exchanges the rows between ranks, once per time step. The result
+! is compared, bit by bit, with that of the whole mesh on one device.
 program jacobi
     use mpgpu
     use mesh_part

@@ -2,7 +2,8 @@
 !
 ! Jacobi relaxation as in jacobi.f90, with one process per rank: mpirun -n 4 jacobi_mpi [nx [ny [steps]]]
 !
-! All ranks plan the exchange together. The time loop calls no MPI, and a rank may be several steps ahead of its neighbours.
+! All ranks make one plan for the exchange. The time loop calls no MPI function, and a rank may be several time steps ahead of its
+! neighbours.
 program jacobi_mpi
     use mpgpu_mpi
     use mpgpu

@@ -1,6 +1,6 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! The computation of both programs: Jacobi relaxation in two dimensions, on a part of the mesh or on all of it.
+! Jacobi relaxation in two dimensions, on a part of the mesh or on the whole mesh. Both programs use this module.
 module mesh_part
     use mpgpu
     implicit none
@@ -11,7 +11,8 @@ module mesh_part
 
 contains
 
-    ! Sets inner cells to 0, and boundary cells, which are ghost cells, to a value that depends on their position in the whole mesh.
+    ! Sets inner cells to 0. Sets boundary cells, which are ghost cells, to a value that depends on their position in the whole
+    ! mesh.
     subroutine start(grid, box, u)
         type(mpgpu_grid), intent(in) :: grid
         type(mpgpu_box), intent(in) :: box
@@ -28,9 +29,9 @@ contains
         end do
     end subroutine start
 
-    ! Computes one step. If the arrays are on a GPU (their c_ptr passed to `deviceptr` of OpenACC or `is_device_ptr` of OpenMP),
-    ! these loops are the kernel. The operands of a cell are always added in the same order, so that results do not depend on the
-    ! division.
+    ! Computes one time step. If the arrays are on a GPU (their c_ptr passed to `deviceptr` of OpenACC or `is_device_ptr` of
+    ! OpenMP), these loops are the kernel. The operands of a cell are always added in the same order, so the result does not depend
+    ! on how the mesh is divided.
     subroutine sweep(box, old, new)
         type(mpgpu_box), intent(in) :: box
         real(real8), intent(in) :: old(0:, 0:)
@@ -43,7 +44,7 @@ contains
         end do
     end subroutine sweep
 
-    ! Returns the number of computed cells of a part that differ, in any bit, from those of the whole mesh.
+    ! Returns the number of computed cells of a part that differ, in any bit, from the same cells of the whole mesh.
     integer(c_int64_t) function differ(box, part, whole) result(cells)
         type(mpgpu_box), intent(in) :: box
         real(real8), intent(in) :: part(0:, 0:), whole(0:, 0:)
@@ -56,7 +57,7 @@ contains
         end do
     end function differ
 
-    ! Returns a number of the command line, or its default.
+    ! Returns the number at position `place` of the command line, or `default` if there is none.
     integer function argument(place, default)
         integer, intent(in) :: place, default
         character(32) :: text

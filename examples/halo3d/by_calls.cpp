@@ -30,7 +30,7 @@ mpgpu::device_span<std::byte> bytes_of(mpgpu::memory &box, const message &m) {
     return box.subspan(m.offset, m.bytes);
 }
 
-/// Returns one launch for all messages.
+/// Returns one launch that packs or unpacks all messages.
 halo::launch_function launch_of(const mpgpu::context &ctx, const halo::grid &g, const part &mine,
                                 const std::vector<message> &all, mpgpu::memory &box, halo::direction way) {
     std::vector<halo::piece> pieces;
@@ -106,10 +106,10 @@ void by_messages::finish(const mpgpu::stream &stream) {
     std::vector<mpgpu::message_request> &requests = under_way_.at(now_);
     for (std::size_t i = 0; i < requests.size(); ++i) {
         if (i >= streams_.size()) {
-            requests[i].wait(stream); // later work packs into the outbox again
+            requests[i].wait(stream); // later work in the stream overwrites the outbox
             continue;
         }
-        streams_[i].wait(packed_); // for cells that earlier work has set
+        streams_[i].wait(packed_); // ghost cells must not change before earlier work ends
         requests[i].wait(streams_[i]);
         unpack_[i](streams_[i]);
         unpacked_[i].record(streams_[i]);

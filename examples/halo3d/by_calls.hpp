@@ -15,11 +15,11 @@
 #include <string>
 #include <vector>
 
-/// A code with its own messages and kernels, like LLNL's Comb, whose MPI calls have been replaced by calls of mpgpu;
-/// see docs/guide/comb.md. The host does not wait. Several messages to one rank, and messages of a rank to itself, need
-/// no special treatment.
+/// Exchange by a node plan of send and receive descriptors, which replace the persistent MPI requests of a code with
+/// its own messages and kernels, like LLNL's Comb (docs/guide/comb.md). An exchange packs, executes the plan and
+/// unpacks. The host does not wait.
 ///
-/// Persistent requests are replaced by a node plan of send and receive descriptors: pack, one step, unpack.
+/// Several messages to one rank, and messages of a rank to itself, need no special treatment.
 class by_half_transfers final : public exchange {
   public:
     /// Collective. Throws `std::invalid_argument` if a neighbour is on another node.
@@ -39,8 +39,8 @@ class by_half_transfers final : public exchange {
     mpgpu::plan step_;
 };
 
-/// MPI_Irecv, MPI_Isend and MPI_Waitany are replaced by messages in streams. Each message is unpacked when it has
-/// arrived, in its own stream that waits for it.
+/// Exchange by messages in streams, which replace MPI_Irecv, MPI_Isend and MPI_Waitany. Each received message has its
+/// own stream, which waits for the message and then unpacks it.
 class by_messages final : public exchange {
   public:
     /// Collective. Throws `std::invalid_argument` if a neighbour is on another node.
@@ -62,9 +62,9 @@ class by_messages final : public exchange {
     std::vector<mpgpu::stream> streams_; ///< one for each received message
     std::vector<mpgpu::event> unpacked_;
     mpgpu::event packed_;
-    /// Requests of this exchange and the previous one, receives first. An exchange waits for the requests of the one
-    /// before the previous, which also reports errors. A messenger has room for a thousand operations, which a host
-    /// that never waits would fill.
+    /// Requests of the current and of the previous exchange, receives first. Each exchange first waits for the requests
+    /// of the exchange before the previous one, and thereby reports their errors. If the host never waited, it would
+    /// exceed the thousand operations that a messenger can hold.
     std::array<std::vector<mpgpu::message_request>, 2> under_way_;
     std::size_t now_ = 0;
 };

@@ -10,7 +10,7 @@ namespace halo = mpgpu::halo;
 
 namespace {
 
-/// Splits pieces into parts of one plane and about `cells` cells, and at least one row, as work for many threads.
+/// Splits pieces into smaller ones for several threads. Each has one plane, at least one row, and about `cells` cells.
 std::vector<halo::piece> cut(mpgpu::array_view<const halo::piece> pieces) {
     constexpr std::uint64_t cells = 4096;
     std::vector<halo::piece> parts;
@@ -83,7 +83,7 @@ by_mpi::half by_mpi::make_half(const mpgpu::context &ctx, const halo::grid &g, c
     made.outbox = allocate(ctx, in, *mine.code, mine.where, all_.outbox_bytes);
     made.inbox = allocate(ctx, in, *mine.code, mine.where, all_.inbox_bytes);
 
-    std::vector<std::vector<halo::piece>> packed; // by message
+    std::vector<std::vector<halo::piece>> packed; // pieces of each message
     std::vector<std::vector<halo::piece>> unpacked;
     for (const message &m : all_.received) {
         std::byte *const at = made.inbox.get() + m.offset;
@@ -99,8 +99,8 @@ by_mpi::half by_mpi::make_half(const mpgpu::context &ctx, const halo::grid &g, c
         if (m.rank != mine.rank) {
             MPI_Send_init(at, count_of(m), MPI_BYTE, m.rank, m.tag, MPI_COMM_WORLD, &request);
         } else {
-            // A message to this rank is packed directly into the inbox from which it is unpacked. Each sent message is
-            // also received.
+            // A message to this rank itself is packed directly into the inbox, from which it is unpacked. Every message
+            // that this rank sends to itself is also in the list of received messages.
             const auto received = std::find_if(all_.received.begin(), all_.received.end(), [&](const message &other) {
                 return other.rank == mine.rank && other.tag == m.tag;
             });
@@ -156,7 +156,7 @@ void by_mpi::start(const mpgpu::stream &stream) {
     half &h = halves_.at(now_);
     std::for_each(h.receives.begin(), h.receives.end(), begin);
     if (is_by_cpu(how_)) {
-        stream.synchronize(); // waits for the work that sets the cells, and for the last unpack
+        stream.synchronize(); // waits until the cells are set, and until the last messages are unpacked
         for (std::size_t i = 0; i < h.pack.size(); ++i) {
             h.pack[i](stream);
             begin(h.sends[i]);

@@ -16,11 +16,12 @@
 #include <string>
 #include <vector>
 
-/// Exchange by MPI as in codes without mpgpu: persistent requests, and messages in any memory that the packing code can
-/// access. Messages to the rank itself bypass MPI. The host waits for the packing, because MPI does not know streams.
+/// Exchange by MPI, as in programs without mpgpu: persistent requests, and messages in any memory that the packing code
+/// can access. Messages of a rank to itself bypass MPI. The host waits for the packing, because MPI does not know
+/// streams.
 class by_mpi final : public exchange {
   public:
-    /// Throws the exceptions of `check_reach`.
+    /// Throws the exceptions of `check_reach` if MPI or the packing code cannot access the memory.
     by_mpi(const mpgpu::context &ctx, const mpgpu::halo::grid &g, const part &mine, space messages, packing how,
            int threads);
     by_mpi(const by_mpi &) = delete;
@@ -34,12 +35,12 @@ class by_mpi final : public exchange {
     void finish(const mpgpu::stream &stream) override;
 
   private:
-    /// Successive exchanges alternate between two sets of buffers, so that receives are posted while the last messages
-    /// are unpacked.
+    /// One of two sets of buffers and requests. Successive exchanges alternate between the sets, so that receives of
+    /// the next exchange can be posted while the last messages are unpacked.
     struct half {
         std::shared_ptr<std::byte> outbox;
         std::shared_ptr<std::byte> inbox;
-        /// One launch for each message, or one for all.
+        /// Launches that pack: one for each message, or one for all messages.
         std::vector<mpgpu::halo::launch_function> pack;
         std::vector<mpgpu::halo::launch_function> unpack;
         std::vector<MPI_Request> sends;    ///< one for each message; MPI_REQUEST_NULL for messages to the rank itself

@@ -34,7 +34,7 @@ by_peer_copies::by_peer_copies(const mpgpu::context &ctx, const halo::grid &g, p
     }
     copies_.connect(offers, devices, theirs);
 
-    std::set<int> neighbours; // neighbours are symmetric: each rank that receives also sends
+    std::set<int> neighbours; // each rank that sends to this one also receives from it
     for (const message &m : all_.sent) {
         neighbours.insert(m.rank);
     }
@@ -67,7 +67,7 @@ void by_peer_copies::finish(const mpgpu::stream &stream) {
 }
 
 void by_peer_copies::close() {
-    MPI_Barrier(MPI_COMM_WORLD); // no rank copies to another any more
+    MPI_Barrier(MPI_COMM_WORLD); // afterwards no rank copies to another
     copies_.disconnect();
-    MPI_Barrier(MPI_COMM_WORLD); // no rank has another's memory open any more
+    MPI_Barrier(MPI_COMM_WORLD); // afterwards no rank has memory of another open
 }

@@ -12,12 +12,13 @@
 #include <string>
 #include <vector>
 
-/// Exchange of a careful CUDA program without a library: a pack kernel, a cudaMemcpyPeerAsync into the neighbour's
-/// memory and an event for each message, and an unpack kernel that waits for it. An event of another process can be
-/// waited for only after it has been recorded, so each rank notifies its neighbours by an empty MPI message.
+/// Exchange by plain copies between processes, as a careful CUDA program without a library makes it. Each message needs
+/// a pack kernel, a cudaMemcpyPeerAsync into the neighbour's memory, an event, and an unpack kernel that waits for the
+/// event. A stream can wait for another process's event only after that event has been recorded, so each rank notifies
+/// its neighbours by an empty MPI message.
 class by_peer_copies final : public exchange {
   public:
-    /// `devices` contains the device number of each rank, as numbered in this process.
+    /// Connects to all neighbours. `devices` contains the device number of each rank, as numbered in this process.
     by_peer_copies(const mpgpu::context &ctx, const mpgpu::halo::grid &g, part &mine, const std::vector<int> &devices,
                    peer_copies::lanes how);
     by_peer_copies(const by_peer_copies &) = delete;

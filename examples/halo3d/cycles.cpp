@@ -16,7 +16,7 @@ namespace {
 using seconds = std::chrono::duration<double>;
 using steady = std::chrono::steady_clock;
 
-/// Number of first cycles, which set up resources for later ones. They are verified like all others.
+/// Number of cycles at the start in which resources are created, and which are not timed. Their cells are verified too.
 constexpr int warm_up = 2;
 
 mesh mesh_of(const halo::grid &g, int rank) {
@@ -32,7 +32,7 @@ mesh mesh_of(const halo::grid &g, int rank) {
     return m;
 }
 
-/// All ranks of this process, each with its own stream.
+/// Work of all ranks of this process in one exchange method. Each rank has its own stream.
 class work {
   public:
     work(const mpgpu::context &ctx, const std::vector<mpgpu::stream> &streams, std::vector<part> &parts)
@@ -52,7 +52,7 @@ class work {
         synchronize();
     }
 
-    /// Throws if a cell has a wrong value.
+    /// Compares all cells with the expected values. Throws `std::runtime_error` if a cell is wrong.
     void compare(const std::string &name, int cycle) {
         for (std::size_t i = 0; i < parts_.size(); ++i) {
             part &p = parts_[i];
@@ -78,7 +78,7 @@ class work {
         }
     }
 
-    /// An exchange is enqueued in the first stream, and the others are joined with it.
+    /// Starts an exchange in the first stream, after the earlier work of all streams.
     void start(exchange &by) {
         join();
         by.start(streams_[0]);
@@ -137,7 +137,7 @@ class work {
     std::vector<mpgpu::event> done_;
 };
 
-/// Runs one cycle. The host waits between phases only to time them.
+/// Runs one cycle and adds the time of each phase to the results. The host waits between phases only to time them.
 void run_cycle(work &all, exchange &by, int cycle, const std::function<void()> &align, timings *measured) {
     std::array<steady::time_point, 7> at{};
     at[0] = steady::now();
@@ -187,7 +187,7 @@ mpgpu::context open_machine(const options &opt) {
     mpgpu::context_options machine;
     machine.topology = opt.topology;
 #ifndef HALO3D_CUDA
-    // CPU code sets and compares the cells, which is possible only on virtual devices.
+    // The cells are set and compared by CPU code, which can access only memory of virtual devices.
     machine.backend = mpgpu::backend::host;
 #endif
     return mpgpu::context(machine);
@@ -201,7 +201,7 @@ part::part(const mpgpu::context &ctx, const halo::grid &g, int number, int devic
       fetch(ctx, {mpgpu::make_transfer(wrong_on_host.subspan(0, wrong.size()), wrong)}) {
     code = &code_for(wrong.data());
     cells_by = in == space::pageable && !code->reaches_pageable(device) ? &on_virtual_devices : code;
-    std::fill_n(wrong_on_host.data(), wrong_on_host.size(), none_wrong); // the second half never changes
+    std::fill_n(wrong_on_host.data(), wrong_on_host.size(), none_wrong); // second half: reset value
     for (int v = 0; v < count; ++v) {
         const auto bytes = static_cast<std::size_t>(element_count(cells)) * sizeof(double);
         const std::shared_ptr<std::byte> made = allocate(ctx, in, *code, where, bytes);
@@ -226,7 +226,7 @@ std::vector<timings> run_cycles(const options &opt, const mpgpu::context &ctx,
         works.emplace_back(ctx, streams, *one.parts);
     }
     std::vector<timings> measured(contenders.size());
-    int number = 0; // distinct values in each cycle, so that stale values are detected
+    int number = 0; // each cycle has other values, so that stale values are detected
     for (int cycle = 0; cycle < warm_up + opt.cycles; ++cycle) {
         for (std::size_t i = 0; i < contenders.size(); ++i) {
             run_cycle(works[i], *contenders[i].by, number++, align, cycle < warm_up ? nullptr : &measured[i]);

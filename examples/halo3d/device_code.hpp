@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-/// Variable of one rank in one cycle.
+/// Array of one variable on one rank, with the number of the cycle. Kernels get this as an argument.
 struct variable {
     mesh where;
     double *data; ///< in memory of `device`
@@ -22,26 +22,27 @@ struct variable {
 /// Initial value of `first_wrong`, which means that all elements are correct.
 constexpr unsigned long long none_wrong = ~0ULL;
 
-/// Device operations that this example implements without mpgpu. This is the only part that depends on the kind of
-/// device.
+/// Device operations that this example implements itself, without mpgpu. Only this code depends on the kind of device
+/// (GPU or virtual device).
 struct device_code {
-    /// Enqueues setting of all elements in a stream of the device.
+    /// Enqueues a kernel that sets all elements of a variable.
     void (*set)(const mpgpu::stream &stream, const variable &v);
-    /// Enqueues a comparison of all elements with their expected values. Lowers `*first_wrong`, in memory of the
-    /// device, to the first wrong element.
+    /// Enqueues a kernel that compares all elements of a variable with the expected values. If some are wrong, the
+    /// kernel lowers `*first_wrong` in device memory to the smallest index of a wrong element.
     void (*compare)(const mpgpu::stream &stream, const variable &v, unsigned long long *first_wrong);
-    /// Returns the pack and unpack function.
+    /// Returns the function that packs and unpacks.
     mpgpu::halo::copier (*copier)();
-    /// Returns the kernel between nodes for `halo::options::persistent`. If empty, the library's kernel of CPU threads
-    /// is used.
+    /// Returns the persistent kernel for exchanges with other nodes, for `halo::options::persistent`. If this pointer
+    /// is null, the library's own kernel for CPU threads is used.
     mpgpu::halo::persistent_copier (*persistent)();
-    /// Returns the kernel that pushes messages. If empty, the library's kernel of CPU threads is used.
+    /// Returns the kernel that packs messages and writes them into the receivers' memory. If this pointer is null, the
+    /// library's own kernel for CPU threads is used.
     mpgpu::halo::pushing_copier (*pushing)();
-    /// Returns a launch of one graph that runs all these launches in any order.
+    /// Combines several launches into one launch of a graph, in which they run in any order.
     mpgpu::halo::launch_function (*graph)(mpgpu::device where, const std::vector<mpgpu::halo::launch_function> &all);
-    /// Allocates memory that migrates between the CPU and a device.
+    /// Allocates managed memory, which migrates between the CPU and a device.
     std::shared_ptr<std::byte> (*allocate_managed)(int device, std::size_t bytes);
-    /// True if kernels of a device can access pageable memory.
+    /// True if kernels of a device can access pageable host memory.
     bool (*reaches_pageable)(int device);
 };
 
@@ -51,11 +52,12 @@ extern const device_code on_virtual_devices;
 #ifdef HALO3D_CUDA
 /// Code for GPUs, in device_code_cuda.cu.
 extern const device_code on_gpus;
-/// True if memory of a device belongs to a GPU. Memory of a virtual device is memory of the process.
+/// True if memory of a device belongs to a GPU. False if it belongs to a virtual device, which uses memory of the
+/// process.
 bool is_on_gpu(const void *memory);
 #endif
 
-/// Returns the code for the devices of the context to which `memory` belongs.
+/// Returns the device operations for the kind of device to which `memory` belongs.
 inline const device_code &code_for(const void *memory) {
 #ifdef HALO3D_CUDA
     if (is_on_gpu(memory)) {

@@ -58,7 +58,7 @@ void compare(const mpgpu::stream &stream, const variable &v, unsigned long long 
     check(cudaGetLastError(), "the kernel that compares cells");
 }
 
-/// Streams and events of a capture, destroyed with this object.
+/// Additional streams and events that a capture uses. They are destroyed with this object.
 class fork {
   public:
     explicit fork(std::size_t branches) : streams_(branches + 1), events_(branches + 1) {
@@ -80,11 +80,11 @@ class fork {
         }
     }
 
-    /// Captures each launch in a branch of its own, so that none waits for another.
+    /// Captures several launches into one graph. Each launch has a branch of its own, so that none waits for another.
     cudaGraph_t capture(const std::vector<mpgpu::halo::launch_function> &all) {
         cudaStream_t trunk = streams_.back();
         check(cudaStreamBeginCapture(trunk, cudaStreamCaptureModeRelaxed),
-              "cudaStreamBeginCapture"); // kernels may load
+              "cudaStreamBeginCapture"); // the first launch of a kernel may load it
         check(cudaEventRecord(events_.back(), trunk), "cudaEventRecord");
         for (std::size_t i = 0; i < all.size(); ++i) {
             check(cudaStreamWaitEvent(streams_[i], events_.back(), 0), "cudaStreamWaitEvent");
@@ -110,7 +110,7 @@ mpgpu::halo::launch_function graph(mpgpu::device where, const std::vector<mpgpu:
     cudaGraphDestroy(captured);
     check(outcome, "cudaGraphInstantiate");
     const std::shared_ptr<CUgraphExec_st> kept(made, cudaGraphExecDestroy);
-    // The launches own the memory that their kernels read.
+    // The returned function keeps alive the launches, which own the memory that their kernels read.
     return [kept, all](mpgpu::stream_view stream) {
         check(cudaGraphLaunch(kept.get(), reinterpret_cast<cudaStream_t>(stream.get())), "cudaGraphLaunch");
     };

@@ -33,7 +33,7 @@ void compare(const mpgpu::stream &stream, const variable &v, unsigned long long 
 halo::copier copier() {
     return [](const mpgpu::context &ctx, mpgpu::device, mpgpu::array_view<const halo::piece> pieces,
               halo::direction way) -> halo::launch_function {
-        // Shared with the enqueued work, which may outlive the exchange.
+        // The enqueued work shares ownership of the pieces, because it may outlive the exchange.
         const auto kept = std::make_shared<const std::vector<halo::piece>>(pieces.begin(), pieces.end());
         return [&ctx, kept, way](mpgpu::stream_view stream) {
             ctx.launch_host(stream, [kept, way] { halo::copy_on_cpu(*kept, way); });
@@ -61,7 +61,7 @@ std::shared_ptr<std::byte> allocate_managed(int /*device*/, std::size_t bytes) {
     return allocate_pageable(bytes);
 }
 
-// Virtual devices could access it, but programs should behave as on most GPUs.
+// Virtual devices could access pageable memory. This returns false so that programs behave as on most GPUs.
 bool reaches_pageable(int /*device*/) {
     return false;
 }

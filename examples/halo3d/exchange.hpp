@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-/// Method of exchanging the ghost cells, as used by the cycles.
+/// Method of exchanging the ghost cells of one process's ranks.
 class exchange {
   public:
     exchange() = default;
@@ -17,22 +17,22 @@ class exchange {
     exchange &operator=(exchange &&) = delete;
     virtual ~exchange() = default;
 
-    /// Returns the name for the output.
+    /// Returns the name of the method for the output.
     [[nodiscard]] virtual std::string name() const = 0;
-    /// Starts an exchange after all earlier work in `stream`.
+    /// Starts an exchange in `stream`, after all earlier work in it.
     virtual void start(const mpgpu::stream &stream) = 0;
     /// Makes later work in `stream` wait until the ghost cells have arrived.
     virtual void finish(const mpgpu::stream &stream) = 0;
-    /// Starts and finishes an exchange without other work in between.
+    /// Starts and finishes an exchange with no other work in between.
     virtual void run(const mpgpu::stream &stream) {
         start(stream);
         finish(stream);
     }
-    /// Ends the exchange. Called on all ranks after their last exchange.
+    /// Ends the exchange. Must be called on all ranks after their last exchange.
     virtual void close() {}
 };
 
-/// Exchange by mpgpu, the subject of this example, in any of its forms.
+/// Exchange by mpgpu, which this example demonstrates, in any of its forms.
 class by_plan final : public exchange {
   public:
     explicit by_plan(mpgpu::halo::plan &plan, std::string name = "mpgpu") : plan_(plan), name_(std::move(name)) {}

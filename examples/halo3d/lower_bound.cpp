@@ -26,8 +26,8 @@ double of_all(double own, MPI_Op what) {
     return found;
 }
 
-/// Returns the time of packing or unpacking one message on the fastest rank, including the launch, averaged over many
-/// back-to-back copies.
+/// Returns the time in seconds of packing or unpacking one message, averaged over many back-to-back launches. This is
+/// the time on the fastest rank.
 double seconds_of_copy(const mpgpu::context &ctx, const halo::grid &g, part &mine, const message &m, std::byte *at,
                        halo::direction way) {
     constexpr int in_a_row = 20;
@@ -35,7 +35,7 @@ double seconds_of_copy(const mpgpu::context &ctx, const halo::grid &g, part &min
     const halo::launch_function launch =
         mine.code->copier()(ctx, mine.where, pieces_of(g, mine.rank, m, mine.arrays(), at), way);
     steady::time_point begin;
-    for (const int copies : {2, in_a_row}) { // the first copies load the kernel
+    for (const int copies : {2, in_a_row}) { // the first launches load the kernel
         begin = steady::now();
         for (int i = 0; i < copies; ++i) {
             launch(stream);
@@ -45,8 +45,9 @@ double seconds_of_copy(const mpgpu::context &ctx, const halo::grid &g, part &min
     return of_all(seconds_since(begin) / in_a_row, MPI_MIN);
 }
 
-/// Sends messages between the two halves of the ranks, for the first pair alone or for all pairs concurrently. Returns
-/// the median time of one message of the slowest pair.
+/// Sends messages from each rank of the first half to a rank of the second half, and back: either between the first
+/// pair alone, or between all pairs at the same time. Returns the median time of one message in seconds, on the slowest
+/// pair.
 double seconds_of_messages(std::byte *out, std::byte *in, std::uint64_t bytes, bool all_pairs) {
     constexpr int times = 51;
     int rank = 0;
@@ -91,7 +92,7 @@ lower_bound measure_lower_bound(const mpgpu::context &ctx, const mpgpu::mpi::nod
     std::vector<double> messages_counted = counts(all.sent);
     MPI_Allreduce(MPI_IN_PLACE, messages_counted.data(), 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     if (of_all(counts(all.sent)[0], MPI_MIN) == 0) {
-        return found; // a rank has no neighbour on another node
+        return found; // at least one rank has no neighbour on another node
     }
     found.share = messages_counted[0] / messages_counted[1];
     MPI_Comm machine = MPI_COMM_NULL;
@@ -105,7 +106,7 @@ lower_bound measure_lower_bound(const mpgpu::context &ctx, const mpgpu::mpi::nod
     const auto shorter = [](const message &a, const message &b) { return a.bytes < b.bytes; };
     const auto shortest = std::min_element(sent.begin(), sent.end(), shorter);
     const auto longest = std::max_element(sent.begin(), sent.end(), shorter);
-    // The size is equal on all ranks if they have equally many cells.
+    // The maximum over all ranks is used, although the size is equal if all ranks have equally many cells.
     found.bytes = static_cast<std::uint64_t>(of_all(static_cast<double>(longest->bytes), MPI_MIN));
     const mpgpu::device box = device_memory ? mine.where : mpgpu::device::host();
     mpgpu::memory out(ctx, box, longest->bytes);
@@ -120,7 +121,7 @@ lower_bound measure_lower_bound(const mpgpu::context &ctx, const mpgpu::mpi::nod
         return static_cast<double>(found.bytes) / std::max(seconds - found.latency, 1e-9);
     };
     found.alone = rate(false);
-    const int pairs = found.ranks / 2 * 2; // ranks of the machine that send if all pairs do
+    const int pairs = found.ranks / 2 * 2; // ranks of this machine that send if all pairs are active
     found.more = pairs > 1 ? std::max(0.0, (rate(true) * pairs - found.alone) / (pairs - 1)) : 0;
     return found;
 }

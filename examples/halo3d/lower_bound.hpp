@@ -8,17 +8,17 @@
 
 #include <cstdint>
 
-/// Lower bound of the time of an exchange with ranks on other nodes, with a message for each of up to 26 neighbours:
-/// packing the shortest message, the communication, and unpacking the longest message. Everything else may overlap. B.
-/// Elis et al., Non-Blocking GPU-CPU Notifications to Enable More GPU-CPU Parallelism, HPC Asia 2024, section 6.4,
-/// equation 1.
+/// Lower bound for the time of an exchange with ranks on other nodes, in which a rank sends one message to each of up
+/// to 26 neighbours. The bound is the time to pack the shortest message, to communicate, and to unpack the longest
+/// message; everything else may overlap. Source: B. Elis et al., Non-Blocking GPU-CPU Notifications to Enable More
+/// GPU-CPU Parallelism, HPC Asia 2024, section 6.4, equation 1.
 ///
-/// The communication follows the K-model of J. Choi et al., End-to-End Performance Modeling of Distributed GPU
+/// The time to communicate follows the K-model of J. Choi et al., End-to-End Performance Modeling of Distributed GPU
 /// Applications, ICS 2020 (equations 3 and 4 there):
 ///
 ///     latency + share * ranks * bytes / (alone + (share * ranks - 1) * more)
 ///
-/// All terms are measured here, in seconds and bytes per second.
+/// All terms of this formula are measured, in seconds, bytes and bytes per second.
 struct lower_bound {
     double pack = 0;         ///< time for the shortest message
     double unpack = 0;       ///< time for the longest message
@@ -33,12 +33,12 @@ struct lower_bound {
     [[nodiscard]] double seconds() const { return pack + communication() + unpack; }
 };
 
-/// Measures the bound. Collective over all ranks, with the same result on all. `bytes` is 0 if there are no messages to
-/// other nodes.
+/// Measures the terms of the bound. Must be called on all ranks; all get the same result. `bytes` is 0 in the result if
+/// no messages go to other nodes.
 lower_bound measure_lower_bound(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const mpgpu::halo::grid &g,
                                 part &mine, bool device_memory);
 
-/// Prints the terms.
+/// Prints the bound and its terms.
 void print(const lower_bound &bound);
 
 #endif // MPGPU_EXAMPLES_HALO3D_LOWER_BOUND_HPP

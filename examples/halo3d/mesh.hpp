@@ -10,8 +10,8 @@
 #define HALO3D_BOTH
 #endif
 
-/// One rank's part of the mesh, in each dimension. A kernel argument, so it uses no std::array, which device code
-/// cannot index.
+/// Part of the mesh that one rank computes: sizes and position in each dimension. It is a kernel argument, so it has no
+/// std::array, which device code cannot index.
 struct mesh {
     std::int64_t cells[3]; ///< of the whole mesh
     std::int64_t first[3]; ///< position of the rank's first computed cell
@@ -20,10 +20,10 @@ struct mesh {
     bool periodic[3];
 };
 
-/// Value of ghost cells before an exchange, and afterwards of those outside a non-periodic mesh.
+/// Value of all ghost cells before an exchange. Ghost cells outside a mesh that is not periodic keep it.
 constexpr double untouched = -1.0;
 
-/// Cell that an element of a rank's arrays represents.
+/// Cell of the mesh to which an element of a rank's arrays belongs.
 struct cell {
     std::int64_t at[3]; ///< position in the whole mesh; across a periodic boundary, the cell of the other side
     bool computed;      ///< true if this rank computes it: not a ghost cell
@@ -52,19 +52,20 @@ HALO3D_BOTH inline cell cell_of(const mesh &m, std::int64_t element) {
     return found;
 }
 
-/// Returns the value of a cell in a cycle. Values are whole numbers below 2^53, so that rounding makes no two equal.
+/// Returns the value of a cell in a cycle. Values are whole numbers below 2^53, which are exact in double precision, so
+/// that different cells have different values.
 HALO3D_BOTH inline double value_of(const mesh &m, const cell &c, int variable, int cycle) {
     const std::int64_t index = c.at[0] + m.cells[0] * (c.at[1] + m.cells[1] * c.at[2]);
     return static_cast<double>(index * 4096 + std::int64_t{cycle % 512} * 8 + variable % 8);
 }
 
-/// Returns the value of an element before an exchange.
+/// Returns the value to which an element is set before an exchange.
 HALO3D_BOTH inline double value_before(const mesh &m, std::int64_t element, int variable, int cycle) {
     const cell c = cell_of(m, element);
     return c.computed ? value_of(m, c, variable, cycle) : untouched;
 }
 
-/// Returns the expected value of an element after an exchange.
+/// Returns the value that an element must have after an exchange.
 HALO3D_BOTH inline double value_after(const mesh &m, std::int64_t element, int variable, int cycle) {
     const cell c = cell_of(m, element);
     return c.exists ? value_of(m, c, variable, cycle) : untouched;

@@ -27,7 +27,8 @@ std::optional<int> neighbour(const halo::grid &g, int rank, const std::array<int
     return place[0] + g.ranks[0] * (place[1] + g.ranks[1] * place[2]);
 }
 
-/// Returns the cells on the side `step` of a rank's array: the outermost computed ones, or the ghost cells beyond them.
+/// Returns the cells at the side `step` of a rank's array. These are the outermost computed cells, or, if `ghosts` is
+/// set, the ghost cells outside them.
 halo::box side(const halo::grid &g, int rank, const std::array<int, 3> &step, bool ghosts) {
     const halo::box own = halo::box_of(g, rank);
     halo::box cells;
@@ -50,7 +51,7 @@ std::uint64_t cells_of(const halo::box &b) {
     return static_cast<std::uint64_t>(b.cells[0] * b.cells[1] * b.cells[2]);
 }
 
-/// Returns the bytes of a variable's cells in a message, padded to the alignment of the widest words.
+/// Returns the number of bytes that one variable takes in a message, rounded up to the alignment of the widest words.
 std::uint64_t variable_bytes(const halo::box &b) {
     return aligned(cells_of(b) * cell_bytes, 16);
 }
@@ -68,14 +69,14 @@ messages messages_of(const halo::grid &g, int rank, std::size_t vars) {
     messages found;
     for (int direction = 0; direction < 27; ++direction) {
         const std::array<int, 3> step = {direction % 3 - 1, direction / 3 % 3 - 1, direction / 9 - 1};
-        bool ghosts = direction != 13; // the middle has no direction
+        bool ghosts = direction != 13; // direction 13 is the rank itself
         for (std::size_t d = 0; d < 3; ++d) {
             ghosts = ghosts && (step.at(d) == 0 || g.ghost.at(d) > 0);
         }
         const std::optional<int> other = ghosts ? neighbour(g, rank, step) : std::nullopt;
         if (other) {
             add(found.sent, found.outbox_bytes, direction, *other, side(g, rank, step, false), vars);
-            // The neighbour sent it in the opposite direction.
+            // The neighbour has sent this message in the opposite direction.
             add(found.received, found.inbox_bytes, 26 - direction, *other, side(g, rank, step, true), vars);
         }
     }

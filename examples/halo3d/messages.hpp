@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <vector>
 
-/// Message of codes that exchange ghost cells without mpgpu, like LLNL's Comb: one for each of up to 26 neighbours,
-/// with the cells of all variables. Two messages to one rank stay separate.
+/// Message in a code that exchanges ghost cells without mpgpu, like LLNL's Comb. There is one message for each of up to
+/// 26 neighbours, with cells of all variables. Two messages to the same rank are not merged.
 struct message {
     int tag = 0;          ///< of the direction in which it is sent, 0 to 26
     int rank = 0;         ///< peer that sends or receives it
@@ -26,14 +26,15 @@ struct messages {
     std::uint64_t inbox_bytes = 0;
 };
 
-/// Returns the messages of a rank in one exchange of `vars` variables of 8 bytes. The results of all ranks match.
+/// Returns the messages of a rank in one exchange of `vars` variables with 8-byte elements. On every pair of ranks,
+/// sent and received messages match.
 messages messages_of(const mpgpu::halo::grid &g, int rank, std::size_t vars);
 
-/// Returns the pieces to copy between a message's cells and its bytes at `at`.
+/// Returns the pieces that are copied to pack or unpack a message, between its cells and its bytes at address `at`.
 std::vector<mpgpu::halo::piece> pieces_of(const mpgpu::halo::grid &g, int rank, const message &m,
                                           const mpgpu::halo::rank_arrays &arrays, std::byte *at);
 
-/// Returns a launch for each message, which packs sent or unpacks received messages.
+/// Returns one launch for each message, which packs the message if it is sent, or unpacks it if it is received.
 std::vector<mpgpu::halo::launch_function> launches_of(const mpgpu::context &ctx, const mpgpu::halo::copier &copier,
                                                       const mpgpu::halo::grid &g, int rank,
                                                       const std::vector<message> &all,

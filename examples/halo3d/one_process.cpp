@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Halo exchange of several variables on a divided mesh, in the manner of LLNL's Comb: all ranks in one process.
+// Halo exchange of several variables on a divided mesh, like LLNL's Comb, with all ranks in one process.
 #include "cycles.hpp"
 #include "options.hpp"
 

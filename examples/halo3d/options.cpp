@@ -47,7 +47,7 @@ const char *const usage =
 
 namespace {
 
-/// Returns the position of `text` in `names`, as an enumerator.
+/// Returns the enumerator whose name is `text`. Names are in the order of the enumerators.
 template <class Word, std::size_t Count>
 Word word(std::string_view flag, std::string_view text, const std::array<const char *, Count> &names) {
     const auto found = std::find(names.begin(), names.end(), text);
@@ -61,7 +61,7 @@ Word word(std::string_view flag, std::string_view text, const std::array<const c
     return static_cast<Word>(found - names.begin());
 }
 
-/// Parses several names separated by commas.
+/// Parses several names separated by commas, as enumerators.
 template <class Word, std::size_t Count>
 std::vector<Word> words(std::string_view flag, std::string_view text, const std::array<const char *, Count> &names) {
     std::vector<Word> found;

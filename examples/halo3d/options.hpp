@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-/// Command line. Flags have the names of LLNL's Comb. Three numbers are joined by `_`, x first.
+/// Command-line options, with the same flags as LLNL's Comb. Three numbers, x first, are joined by `_`.
 struct options {
     std::array<int, 3> mesh = {100, 100, 100};           ///< cells of the whole mesh
     std::array<int, 3> divide = {0, 0, 0};               ///< ranks in each dimension; 0_0_0: all in z

@@ -32,14 +32,14 @@ template <class Handle> Handle handle_of(const std::array<unsigned char, 64> &by
     return handle;
 }
 
-/// Returns the bytes of one half of a buffer. A handle of CUDA IPC exposes everything in the same 2 MiB block of the
-/// driver, so buffers fill whole blocks.
+/// Returns the size in bytes of one of the two halves of a buffer. Buffers are whole 2 MiB blocks, because a handle of
+/// CUDA IPC gives access to everything else in such a block of the driver.
 std::size_t half_bytes(std::uint64_t bytes) {
     constexpr std::uint64_t block = 2U << 20U;
     return std::max<std::uint64_t>((bytes + block - 1) / block, 1) * block;
 }
 
-/// Pair of events for each tag, one for each half.
+/// Events for each of the two halves of the buffers, by the tag of the message.
 using events = std::array<std::array<cudaEvent_t, peer_copies::tags>, 2>;
 
 void destroy(events &all) {
@@ -69,7 +69,7 @@ struct peer_copies::state {
     events arrived{};                 ///< events of the senders of received messages, opened
     std::vector<cudaStream_t> own;    ///< one for each sent message, or none
     std::map<int, std::byte *> there; ///< inboxes of other ranks, opened
-    /// Destination of a message: the device, and the address in either half.
+    /// Destination of a message: a device, and an address in each of the two halves.
     struct target {
         int device;
         std::array<std::byte *, 2> at;

@@ -10,24 +10,25 @@
 #include <memory>
 #include <vector>
 
-/// CUDA part of an exchange by plain copies between processes: memory and events of CUDA IPC, and one
-/// cudaMemcpyPeerAsync for each message. The notification that a copy has been enqueued is not part of it.
+/// CUDA part of an exchange by plain copies between processes. It opens memory and events by CUDA IPC, and makes one
+/// cudaMemcpyPeerAsync for each message. The caller must notify the receiver that a copy has been enqueued.
 ///
-/// Successive exchanges alternate between two halves of all buffers and events. No notification is needed that a buffer
-/// is free again: a rank's messages of exchange n follow its unpacking of exchange n - 1, so a rank that has waited for
-/// them may write into the sender's half of n - 1.
+/// Successive exchanges alternate between two halves of all buffers and events. Receivers need not report that a half
+/// is free again: a rank sends the messages of exchange n only after it has unpacked those of exchange n - 1. So
+/// whoever has received its messages of exchange n may overwrite the half that it used in exchange n - 1.
 class peer_copies {
   public:
     static constexpr std::size_t tags = 27;
 
-    /// Handles that a rank sends to the others, as plain bytes.
+    /// Handles by which other ranks open a rank's memory and events, as plain bytes.
     struct offer {
         std::array<unsigned char, 64> inbox; ///< cudaIpcMemHandle_t
-        /// cudaIpcEventHandle_t by half and tag, recorded after the copy of the message.
+        /// Handles (cudaIpcEventHandle_t), by half and tag, of the events that are recorded after the copy of a
+        /// message.
         std::array<std::array<std::array<unsigned char, 64>, tags>, 2> arrived;
     };
 
-    /// Streams of the copies: one for all, or one for each.
+    /// Streams in which copies are made: one for all copies, or one for each copy.
     enum class lanes { one, each };
 
     peer_copies(int rank, int device, const messages &all, lanes how);
@@ -41,16 +42,18 @@ class peer_copies {
     [[nodiscard]] std::byte *inbox(std::size_t half) const;
     [[nodiscard]] offer describe() const;
 
-    /// Opens the other ranks' memory and events. `devices` and `theirs` contain the device and the messages of each
-    /// rank.
+    /// Opens memory and events of the other ranks. `devices` contains the device of each rank, and `theirs` its
+    /// messages.
     void connect(const std::vector<offer> &offers, const std::vector<int> &devices,
                  const std::vector<messages> &theirs);
-    /// Closes the memory and events. Must be called after the last copy of all ranks, and before any rank frees memory.
+    /// Closes memory and events of the other ranks. Must be called after the last copy of all ranks, and before any
+    /// rank frees its memory.
     void disconnect();
 
-    /// Packs and copies. `pack` has a launch for each sent message.
+    /// Packs all messages and copies them to the receivers, after earlier work in `stream`. `pack` has one launch for
+    /// each sent message.
     void send(mpgpu::stream_view stream, std::size_t half, const std::vector<mpgpu::halo::launch_function> &pack);
-    /// Waits in `stream` for the messages, whose senders have enqueued the copies, and unpacks them.
+    /// Makes `stream` wait for the received messages, and unpacks them. All senders must have enqueued their copies.
     void receive(mpgpu::stream_view stream, std::size_t half, const std::vector<mpgpu::halo::launch_function> &unpack);
 
   private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
 // Halo exchange of several variables on a divided mesh, like LLNL's Comb, with one process for each rank. With -plain
-// and -mpi the exchange is also made without mpgpu, in turns, for comparison.
+// and -mpi the exchange is also made without mpgpu, alternating with mpgpu, for comparison.
 #include "../gpu_aware.hpp"
 #include "by_calls.hpp"
 #include "by_mpi.hpp"
@@ -33,16 +33,17 @@ namespace halo = mpgpu::halo;
 
 namespace {
 
-/// Problem with the results of all exchanges, for the table at the end.
+/// Results of all exchange methods for one problem, for the table at the end.
 struct result {
     halo::grid g;
-    std::array<double, 2> bytes{}; // of all ranks in one exchange: packed, and directly into ghost cells
+    std::array<double, 2> bytes{}; // bytes of all ranks in one exchange: packed, and sent directly
     std::vector<std::string> names;
     std::vector<timings> measured;
-    lower_bound least; // of messages to other nodes; 0 bytes if there are none
+    lower_bound least; // lower bound for messages to other nodes; its size is 0 if there are none
 };
 
-/// Returns the node of ranks that share this rank's machine, or a part of it with -nodes.
+/// Creates the node of the ranks that share this rank's machine. With -nodes, the ranks of a machine are divided into
+/// several nodes.
 mpgpu::mpi::node node_of(const options &opt, const mpgpu::context &ctx, int rank) {
     const std::array<mpgpu::device, 1> gpu = {mpgpu::device::gpu(rank % ctx.devices().gpus)};
     if (opt.nodes == 0) {
@@ -57,13 +58,13 @@ mpgpu::mpi::node node_of(const options &opt, const mpgpu::context &ctx, int rank
     return made;
 }
 
-/// Returns the reason why messages in this memory cannot be passed to MPI, if any.
+/// Returns the reason why messages in this kind of memory cannot be passed to MPI. Returns nothing if they can.
 std::optional<std::string> why_left_out(const options &opt, const part &mine, space in) {
     const bool on_cpu = mine.code == &on_virtual_devices || in == space::pinned || in == space::pageable;
     return on_cpu || opt.gpu_aware ? std::nullopt : why_not_gpu_aware();
 }
 
-/// Returns the exchanges by plain copies between GPUs, if -plain requests them.
+/// Creates the exchanges by plain copies between GPUs, if -plain requests them.
 std::vector<std::unique_ptr<exchange>> by_copies(const options &opt, const mpgpu::context &ctx,
                                                  const mpgpu::mpi::node &node, const halo::grid &g, part &mine) {
     std::vector<std::unique_ptr<exchange>> made;
@@ -158,7 +159,7 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
     found.least = measure_lower_bound(ctx, node, g, mine,
                                       mine.code == &on_virtual_devices || opt.gpu_aware || !why_not_gpu_aware());
 
-    // For each cycle, the time of the slowest rank counts.
+    // In each cycle, only the time of the slowest rank counts.
     for (timings &measured : found.measured) {
         for (std::vector<double> &phase : measured.seconds) {
             MPI_Allreduce(MPI_IN_PLACE, phase.data(), static_cast<int>(phase.size()), MPI_DOUBLE, MPI_MAX,

@@ -10,11 +10,12 @@
 
 struct device_code;
 
-/// Kind of memory of cells and messages: Device, HostPinned, Host and Managed in LLNL's Comb.
+/// Kind of memory in which cells and messages are. LLNL's Comb calls these kinds Device, HostPinned, Host and Managed.
 enum class space { device, pinned, pageable, managed };
 constexpr std::array<const char *, 4> space_names = {"device", "pinned", "pageable", "managed"};
 
-/// Method of packing and unpacking: seq, omp, cuda, cuda with message_group_pack_fusing, and cuda_graph in Comb.
+/// Method of packing and unpacking. Comb calls these methods seq, omp, cuda, cuda with message_group_pack_fusing, and
+/// cuda_graph.
 enum class packing {
     serial,  ///< the calling thread, message by message
     threads, ///< CPU threads, message by message
@@ -35,15 +36,16 @@ constexpr const char *name_of(packing how) {
     return packing_names.at(static_cast<std::size_t>(how));
 }
 
-/// Throws `std::invalid_argument` with the reason and an alternative if the packing code cannot access the cells or the
-/// messages.
+/// Throws `std::invalid_argument` if the packing code cannot access the cells or the messages. The message gives the
+/// reason and an alternative.
 void check_reach(space mesh, space messages, packing how, const device_code &code, mpgpu::device where);
 
-/// Allocates memory that kernels of `where` use. It is freed with the last copy of the pointer.
+/// Allocates memory of the kind `in` that kernels of the device `where` use. It is freed when the last copy of the
+/// returned pointer is destroyed.
 std::shared_ptr<std::byte> allocate(const mpgpu::context &ctx, space in, const device_code &code, mpgpu::device where,
                                     std::size_t bytes);
 
-/// Allocates pageable memory in whole pages.
+/// Allocates whole pages of pageable memory.
 std::shared_ptr<std::byte> allocate_pageable(std::size_t bytes);
 
 #endif // MPGPU_EXAMPLES_HALO3D_SPACES_HPP

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-/// CPU threads that share tasks, including the calling thread.
+/// CPU threads that process tasks together. The calling thread is one of them.
 class thread_team {
   public:
     explicit thread_team(int threads) {
@@ -34,7 +34,8 @@ class thread_team {
         }
     }
 
-    /// Calls `task(i)`, which must not throw, for each i below `count`, and waits for all calls.
+    /// Calls `task(i)` for each i below `count`, distributed among the threads, and waits for all calls. `task` must
+    /// not throw.
     void run(std::size_t count, const std::function<void(std::size_t)> &task) {
         if (count < 2) { // not worth waking a thread
             for (std::size_t i = 0; i < count; ++i) {

@@ -8,15 +8,16 @@
 #include <cstddef>
 #include <vector>
 
-/// Transfers and streams of a halo exchange.
+/// Transfers of a halo exchange, and the streams with which it is ordered.
 struct halo_exchange {
-    /// Transfers for each of the two arrays that swap.
+    /// Transfers of the halo rows of each of the two arrays, which alternate as old and new values.
     std::array<std::vector<mpgpu::transfer>, 2> copies;
-    /// Streams in which the devices sweep, by the index of the device.
+    /// Stream in which each device sweeps, by the index of the device.
     std::vector<mpgpu::stream_view> sweeps;
 };
 
-/// Halo exchange as used by the time loop. All work is enqueued; only `finish` blocks.
+/// Method of halo exchange for the time loop. All functions enqueue work without waiting, except `finish`, which
+/// blocks.
 class exchange {
   public:
     exchange() = default;
@@ -26,11 +27,12 @@ class exchange {
     exchange &operator=(exchange &&) = delete;
     virtual ~exchange() = default;
 
-    /// Makes later work in a device's sweep stream start after the last exchange, as far as it concerns the device.
+    /// Makes later work in the sweep stream of a device wait for the last exchange, if that exchange reads or writes
+    /// memory of the device.
     virtual void before_sweep(std::size_t device) = 0;
-    /// Starts the exchange for one of the two arrays, after all sweeps that are enqueued.
+    /// Starts the exchange of the array with index `parity`, after all sweeps that are enqueued so far.
     virtual void start(std::size_t parity) = 0;
-    /// Blocks until the last exchange is done.
+    /// Blocks until the last exchange has finished.
     virtual void finish() = 0;
 };
 

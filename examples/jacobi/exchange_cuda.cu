@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Halo exchange of a careful CUDA program without mpgpu. Peer access is enabled. Each halo row is pushed by one
-// cudaMemcpyPeerAsync in its own stream on the source device, after an event of that device's sweep. A device's next
-// sweep waits only for the events of the rows that it receives.
+// Halo exchange as a careful CUDA program without mpgpu makes it, with peer access enabled. Each halo row has its own
+// stream on the source device, in which one cudaMemcpyPeerAsync copies the row after the sweep of that device (ordered
+// by an event). The next sweep of a device waits only for the rows that the device receives.
 #include "exchange_cuda.hpp"
 
 #include <cuda_runtime.h>
@@ -19,7 +19,7 @@ void check(cudaError_t error, const char *what) {
     }
 }
 
-/// Event that another device's stream can wait for.
+/// CUDA event for which streams of other devices can wait. It is destroyed with this object.
 class event {
   public:
     explicit event(int device) {
@@ -43,7 +43,7 @@ class event {
     cudaEvent_t event_ = nullptr;
 };
 
-/// Stream that is ordered with no other stream.
+/// Non-blocking CUDA stream, which is not ordered with the default stream. It is destroyed with this object.
 class stream {
   public:
     explicit stream(int device) {
@@ -65,7 +65,8 @@ class stream {
     cudaStream_t stream_ = nullptr;
 };
 
-/// Lets `device` write into the memory of `peer`. If the hardware does not support this, the copies use host memory.
+/// Enables peer access, so that `device` can write into the memory of `peer`. If the hardware does not support this,
+/// the driver copies through host memory.
 void enable_access(int device, int peer) {
     int can = 0;
     check(cudaDeviceCanAccessPeer(&can, device, peer), "cudaDeviceCanAccessPeer");
@@ -104,8 +105,8 @@ class by_plain_copies final : public exchange {
 
     void before_sweep(std::size_t device) override {
         for (std::size_t i = 0; i < pushes_.size(); ++i) {
-            // The sweep waits only for rows that this device receives. The rows that it sent have been read when its
-            // neighbour's row arrives here, because the neighbour had waited for them before its sweep.
+            // The sweep waits only for rows that this device receives. The rows that it has sent have been read by
+            // then: its neighbour sends its row only after a sweep, and that sweep has waited for them.
             if (halos_.copies[0][i].dst_device == static_cast<int>(device)) {
                 pushes_[i].arrived.make_wait(halos_.sweeps[device].get());
             }
@@ -133,14 +134,14 @@ class by_plain_copies final : public exchange {
     }
 
   private:
-    /// Push of one halo row, equal in every iteration.
+    /// Copy of one halo row to a neighbour, which is the same in every iteration.
     struct push {
         stream lane;
         event arrived;
     };
     halo_exchange halos_;
-    std::vector<event> swept_; // by device
-    std::vector<push> pushes_; // by copy
+    std::vector<event> swept_; // one for each device
+    std::vector<push> pushes_; // one for each copy
 };
 
 } // namespace

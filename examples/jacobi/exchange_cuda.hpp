@@ -6,7 +6,7 @@
 
 #include <memory>
 
-/// Returns the halo exchange by cudaMemcpyPeerAsync and events.
+/// Creates the halo exchange that uses cudaMemcpyPeerAsync and events instead of mpgpu.
 std::unique_ptr<exchange> plain_exchange_on_gpus(const mpgpu::context &ctx, const halo_exchange &halos);
 
 #endif // MPGPU_EXAMPLES_JACOBI_EXCHANGE_CUDA_HPP

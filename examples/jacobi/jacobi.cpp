@@ -9,8 +9,8 @@
 //     exchange:      both halo rows of a_new       one plan for all devices, in a stream that waits for every sweep
 //     every device:  waits for its halo rows, and a and a_new are swapped
 //
-// With -plain the problem is also solved with plain copies and events instead of the plan, for comparison. Only streams
-// and events order the work. The host waits only when convergence is checked.
+// With -plain the problem is also solved with plain copies and events instead of the plan, for comparison. In both
+// cases streams and events order all work, and the host waits only when it checks convergence.
 //
 // The domain is periodic in y and has fixed values at both ends of x. All memory is set and read by transfers from and
 // to host memory, so nothing here assumes that the CPU can reach a device's memory.
@@ -37,9 +37,9 @@
 namespace {
 
 constexpr double tolerance = 1.0e-8; // of the norm, as in the samples
-constexpr int turns = 5;             // number of solutions by each method, in turns, with -plain
+constexpr int turns = 5;             // solutions by each method with -plain; the methods alternate
 
-/// One device's part of the domain.
+/// Part of the domain that one device computes.
 struct part {
     part(const mpgpu::context &ctx, int index, int nx, int first_row, int row_count)
         : first(first_row), rows(row_count), width(static_cast<std::size_t>(nx)),
@@ -65,7 +65,8 @@ struct part {
     }
 };
 
-/// Divides rows 1 to ny - 2 into parts as equal as possible. The last parts have the extra rows, as in the samples.
+/// Divides rows 1 to ny - 2 among the devices into parts that are as equal as possible. If they do not divide evenly,
+/// the last parts have one more row, as in NVIDIA's samples.
 std::vector<part> divide(const mpgpu::context &ctx, int devices, int nx, int ny) {
     std::vector<part> parts;
     const int rows = (ny - 2) / devices;
@@ -79,7 +80,7 @@ std::vector<part> divide(const mpgpu::context &ctx, int devices, int nx, int ny)
     return parts;
 }
 
-/// Returns the transfers of both halo rows of every device.
+/// Returns the transfers of both halo rows of every device, for the array with index `parity`.
 std::vector<mpgpu::transfer> halo_rows(std::vector<part> &parts, std::size_t parity) {
     std::vector<mpgpu::transfer> halos;
     for (std::size_t here = 0; here < parts.size(); ++here) {
@@ -92,11 +93,13 @@ std::vector<mpgpu::transfer> halo_rows(std::vector<part> &parts, std::size_t par
     return halos;
 }
 
-/// Exchange by mpgpu. Each device pushes its rows in its own stream after its sweep, as one plan. A device's next sweep
-/// waits for the rows that it receives, not for those that it sends.
+/// Exchange by mpgpu. Each device has a plan that writes its edge rows into the neighbours' memory, and executes the
+/// plan in a stream of its own after its sweep. The next sweep of a device waits for the rows that the device receives,
+/// not for the rows that it sends.
 ///
-/// If rows are so long that several paths pay off, they are planned for all devices together, because the paths share
-/// links. That plan is executed in one stream, which waits for every sweep, and every sweep waits for it.
+/// If rows are so long that several paths are faster, there is a single plan for all devices instead, because their
+/// paths share links. It is executed in one stream, which waits for every sweep, and every next sweep waits for that
+/// stream.
 class by_plan final : public exchange {
   public:
     by_plan(const mpgpu::context &ctx, const halo_exchange &halos)
@@ -116,8 +119,8 @@ class by_plan final : public exchange {
             ctx_.wait(halos_.sweeps[device], exchanged_.done);
             return;
         }
-        // The sweep does not wait for sent rows: they have been read when the neighbours' rows arrive, because the
-        // neighbours have swept since.
+        // The sweep need not wait for the rows that it has sent. They have been read by the time the neighbours' rows
+        // arrive, because the neighbours have finished a sweep since.
         std::set<int> senders;
         for (const mpgpu::transfer &copy : halos_.copies[0]) {
             if (copy.dst_device == static_cast<int>(device) && senders.insert(copy.src_device).second) {
@@ -152,10 +155,11 @@ class by_plan final : public exchange {
     [[nodiscard]] const mpgpu::plan &plan() const { return together_[0]; }
 
   private:
-    /// Cost of joining the streams of several devices with one stream and back: 14 us per iteration on two H200.
+    /// Minimum predicted gain in seconds for which one plan for all devices is used. Joining the streams of several
+    /// devices with one stream and back costs 14 us per iteration on two H200.
     static constexpr double meeting_seconds = 20e-6;
 
-    /// Stream with an event after its last plan.
+    /// Stream with an event that is recorded after the last plan in it.
     struct lane {
         lane(const mpgpu::context &ctx, int device) : stream(ctx, mpgpu::device::gpu(device)), done(ctx) {}
         void run(const mpgpu::plan &plan) {
@@ -166,12 +170,12 @@ class by_plan final : public exchange {
         mpgpu::event done;
     };
 
-    /// Maximum size of rows that a kernel pushes. Between the kernels of two sweeps it starts and ends immediately,
-    /// whereas a copy engine takes 5 to 7 us more (docs/guide/gpus.md). For longer rows the copy engine's higher rate
-    /// compensates for that.
+    /// Maximum number of bytes of rows that a kernel copies instead of a copy engine. Between the kernels of two
+    /// sweeps, a copy engine takes 5 to 7 us longer to start and finish than a kernel (docs/guide/gpus.md). For longer
+    /// rows the higher rate of the copy engine outweighs that.
     static constexpr std::size_t most_bytes_by_kernel = std::size_t{8} << 20;
 
-    /// Returns a plan for the rows that a device sends, on one path each.
+    /// Returns a plan for the rows that a device sends, with one path for each row.
     [[nodiscard]] mpgpu::plan own(std::size_t device, std::size_t parity) const {
         std::vector<mpgpu::transfer> rows;
         for (const mpgpu::transfer &copy : halos_.copies.at(parity)) {
@@ -192,11 +196,11 @@ class by_plan final : public exchange {
     std::array<mpgpu::plan, 2> together_;
     lane exchanged_;
     std::vector<mpgpu::event> swept_;               // by device
-    std::vector<lane> pushes_;                      // by device; empty if the plan for all devices is executed
-    std::vector<std::array<mpgpu::plan, 2>> apart_; // by device; empty in the same case
+    std::vector<lane> pushes_;                      // one for each device; empty if one plan for all devices is used
+    std::vector<std::array<mpgpu::plan, 2>> apart_; // plans of each device; empty in the same case
 };
 
-/// Sets the whole domain in host memory before the first iteration: zero, with a sine at both ends of x.
+/// Sets the initial values of the whole domain in host memory: zero, with a sine at both ends of x.
 void set_initial_values(mpgpu::buffer<float> &domain, int nx, int ny) {
     std::fill_n(domain.data(), domain.size(), 0.0F);
     const double pi = 2.0 * std::asin(1.0);
@@ -210,14 +214,14 @@ void set_initial_values(mpgpu::buffer<float> &domain, int nx, int ny) {
 
 struct solution {
     int iterations = 0;
-    double seconds = 0.0; // of the iterations only
-    std::string plan;     // of one halo exchange
+    double seconds = 0.0; // time of the iterations only
+    std::string plan;     // description of the plan of one halo exchange
     mpgpu::plan_info modelled{};
 };
 
 enum class by { mpgpu, plain_copies };
 
-/// Returns the code for the devices of the context to which `memory` belongs.
+/// Returns the device operations for the kind of device to which `memory` belongs.
 const device_code &code_for(const void *memory) {
 #ifdef JACOBI_CUDA
     if (is_on_gpu(memory)) {
@@ -228,7 +232,8 @@ const device_code &code_for(const void *memory) {
     return on_virtual_devices;
 }
 
-/// Solves on the first `devices` devices and leaves the result in `domain`. Prints progress if `print` is set.
+/// Solves the problem on the first `devices` devices and writes the result to `domain`. Prints progress if `print` is
+/// true.
 solution solve(const mpgpu::context &ctx, const options &opt, int devices, by manner, mpgpu::buffer<float> &domain,
                bool print) {
     std::vector<part> parts = divide(ctx, devices, opt.nx, opt.ny);
@@ -248,8 +253,8 @@ solution solve(const mpgpu::context &ctx, const options &opt, int devices, by ma
         halos = code.plain_exchange(ctx, rows);
     }
 
-    // Three more plans copy the domain to the devices, the result back, and the norms of all rows, in order, to the
-    // host.
+    // Three more plans copy data from and to host memory: the domain to the devices, the result back, and the norms of
+    // all rows in order.
     const mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
     mpgpu::buffer<double> row_norm(ctx, mpgpu::device::host(), static_cast<std::size_t>(opt.ny - 2));
     std::vector<mpgpu::transfer> scatter;
@@ -272,7 +277,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, int devices, by ma
 
     set_initial_values(domain, opt.nx, opt.ny);
     mpgpu::plan(ctx, scatter).execute(stream).synchronize();
-    for (std::size_t parity : {0U, 1U}) { // also for warm-up: the first execution of a plan creates its resources
+    for (std::size_t parity : {0U, 1U}) { // also a warm-up, because the first execution of a plan creates its resources
         halos->start(parity);
         halos->finish();
     }
@@ -308,7 +313,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, int devices, by ma
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
 
     mpgpu::plan(ctx, gather.at(iteration % 2 == 0 ? 0 : 1)).execute(stream).synchronize();
-    if (planned != nullptr) { // after its executions, so that they are counted
+    if (planned != nullptr) { // described after its executions, so that their number is shown
         result.plan = planned->plan().describe();
         result.modelled = planned->plan().info();
     }
@@ -317,7 +322,8 @@ solution solve(const mpgpu::context &ctx, const options &opt, int devices, by ma
     return result;
 }
 
-/// True if both results are bitwise equal, which they must be (see sweep_row). The samples allow a difference of 1e-8.
+/// True if both results are bitwise equal, as they must be (see sweep_row). NVIDIA's samples allow a difference of
+/// 1e-8.
 bool same(const mpgpu::buffer<float> &result, const mpgpu::buffer<float> &reference, std::size_t nx) {
     const auto differ = std::mismatch(result.data(), result.data() + result.size(), reference.data());
     if (differ.first == result.data() + result.size()) {
@@ -347,7 +353,7 @@ int run(const options &opt) {
     mpgpu::context_options machine;
     machine.topology = opt.topology;
 #ifndef JACOBI_CUDA
-    // CPU code sweeps in the devices' memory, which is possible only on virtual devices.
+    // The sweeps are CPU code, which can access only memory of virtual devices.
     machine.backend = mpgpu::backend::host;
 #endif
     const mpgpu::context ctx(machine);
@@ -386,7 +392,7 @@ int run(const options &opt) {
     solution all;
     std::vector<double> with_mpgpu;
     std::vector<double> with_plain_copies;
-    // The methods run in turns, so that other load of the machine affects both equally. Each result is verified.
+    // The methods alternate, so that other load of the machine affects both equally. Each result is verified.
     for (int turn = 0; turn < (opt.plain ? turns : 1); ++turn) {
         for (const by manner : {by::plain_copies, by::mpgpu}) {
             if (manner == by::plain_copies && !opt.plain) {

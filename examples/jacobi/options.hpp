@@ -4,7 +4,8 @@
 
 #include <string>
 
-/// Command line. Flags have the names of NVIDIA's multi-gpu-programming-models. The defaults suit a laptop.
+/// Command-line options, with the same flags as NVIDIA's multi-gpu-programming-models. The defaults are small enough
+/// for a laptop.
 struct options {
     int niter = 200;        ///< iterations at most
     int nccheck = 100;      ///< iterations from one check for convergence to the next

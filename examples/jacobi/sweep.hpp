@@ -8,13 +8,13 @@
 
 #include <memory>
 
-/// One Jacobi sweep over the rows of one device. All pointers refer to memory of that device.
+/// Arguments of one Jacobi sweep over the rows of one device. All pointers refer to memory of that device.
 struct sweep {
     /// Old values: `rows + 2` rows of `nx`, of which the first and the last are halo rows.
     const float *a;
-    /// New values, of the same shape. Halo rows and the first and last column are not written.
+    /// New values, in the same layout as `a`. Halo rows and the first and last column are not written.
     float *a_new;
-    /// For each of the `rows` rows, the sum of the squared changes; null if it is not needed.
+    /// Sum of the squared changes of each of the `rows` rows; null if the sums are not needed.
     double *row_norm;
     int nx;
     int rows;
@@ -22,12 +22,12 @@ struct sweep {
     int device;
 };
 
-/// Device operations that this example implements without mpgpu. This is the only part that depends on the kind of
-/// device.
+/// Device operations that this example implements itself, without mpgpu. Only this code depends on the kind of device
+/// (GPU or virtual device).
 struct device_code {
-    /// Enqueues a sweep in a stream of its device.
+    /// Enqueues a sweep in a stream of the device whose rows it computes.
     void (*launch)(const mpgpu::stream &stream, const sweep &work);
-    /// Creates the halo exchange by plain copies and events (`-plain`).
+    /// Creates the halo exchange by plain copies and events, for `-plain`.
     std::unique_ptr<exchange> (*plain_exchange)(const mpgpu::context &ctx, const halo_exchange &halos);
 };
 
@@ -37,7 +37,8 @@ extern const device_code on_virtual_devices;
 #ifdef JACOBI_CUDA
 /// Code for GPUs, in sweep_cuda.cu and exchange_cuda.cu.
 extern const device_code on_gpus;
-/// True if memory of a device belongs to a GPU. Memory of a virtual device is memory of the process.
+/// True if memory of a device belongs to a GPU. False if it belongs to a virtual device, which uses memory of the
+/// process.
 bool is_on_gpu(const void *memory);
 #endif
 

@@ -12,7 +12,8 @@
 namespace {
 
 constexpr unsigned columns_per_block = 256;
-/// Rows that one thread processes downwards, with the values above and at the current row in registers.
+/// Number of rows that one thread computes from top to bottom. It keeps the values of the row above and of the current
+/// row in registers.
 constexpr unsigned rows_per_thread = 8;
 constexpr unsigned norm_threads = 512;
 constexpr unsigned most_blocks_y = 65535;
@@ -23,9 +24,9 @@ void check(cudaError_t error, const char *what) {
     }
 }
 
-/// Computes new values. The value of a point does not depend on the division of the rows among devices: the same
-/// operands are added in the same order everywhere, as in sweep_host.cpp. The result of N devices is therefore bitwise
-/// equal to the result of one.
+/// Computes the new values. Everywhere, as in sweep_host.cpp, the same operands are added in the same order, so the
+/// value of a point does not depend on how the rows are divided among devices. The result of N devices is therefore
+/// bitwise equal to the result of one device.
 __global__ void __launch_bounds__(columns_per_block)
     sweep_kernel(const float *__restrict__ a, float *__restrict__ a_new, std::size_t nx, std::size_t rows) {
     const std::size_t x = std::size_t{blockIdx.x} * columns_per_block + threadIdx.x;
@@ -35,7 +36,7 @@ __global__ void __launch_bounds__(columns_per_block)
     for (std::size_t begin = std::size_t{blockIdx.y} * rows_per_thread; begin < rows;
          begin += std::size_t{gridDim.y} * rows_per_thread) {
         const std::size_t end = begin + rows_per_thread < rows ? begin + rows_per_thread : rows;
-        // The first row of the block is the halo row above, so row r of the device is row r + 1 of the block.
+        // The first row of the array is the upper halo row, so row r of the device is row r + 1 of the array.
         const float *here = a + (begin + 1) * nx + x;
         float *out = a_new + (begin + 1) * nx + x;
         float above = *(here - nx);
@@ -51,8 +52,8 @@ __global__ void __launch_bounds__(columns_per_block)
     }
 }
 
-/// Computes the norm of each row with one block, always with the same threads and the same tree of additions, so that a
-/// row's sum does not depend on its device.
+/// Computes the norm of each row by one thread block. The threads and the order of additions are always the same, so
+/// the norm of a row does not depend on its device.
 __global__ void __launch_bounds__(norm_threads)
     norm_kernel(const float *__restrict__ a, const float *__restrict__ a_new, double *__restrict__ row_norm,
                 std::size_t nx) {
@@ -96,7 +97,7 @@ const device_code on_gpus = {launch, plain_exchange_on_gpus};
 bool is_on_gpu(const void *memory) {
     cudaPointerAttributes attributes{};
     if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
-        cudaGetLastError(); // no driver or no GPU: the memory belongs to the process
+        cudaGetLastError(); // without a driver or GPU, the memory belongs to the process
         return false;
     }
     return attributes.type == cudaMemoryTypeDevice;

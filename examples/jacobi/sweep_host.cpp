@@ -7,17 +7,17 @@
 
 namespace {
 
-/// Computes new values of one row. The value of a point does not depend on the division of the rows among devices: the
-/// same operands are added in the same order everywhere. The result of N devices is therefore bitwise equal to the
-/// result of one.
+/// Computes the new values of one row. Everywhere the same operands are added in the same order, so the value of a
+/// point does not depend on how the rows are divided among devices. The result of N devices is therefore bitwise equal
+/// to the result of one device.
 void sweep_row(const float *above, const float *here, const float *below, float *out, std::size_t nx) {
     for (std::size_t x = 1; x + 1 < nx; ++x) {
         out[x] = 0.25F * ((here[x + 1] + here[x - 1]) + (below[x] + above[x]));
     }
 }
 
-/// Computes a sum of squared changes with eight partial sums, so that the loop has no chain of dependent additions. The
-/// number is fixed, so that a row's sum does not depend on its device.
+/// Returns the sum of the squared changes of a row. It is computed as eight partial sums, so that additions do not
+/// depend on each other. The number of partial sums is fixed, so the sum of a row does not depend on its device.
 double squared_change(const float *before, const float *after, std::size_t nx) {
     constexpr std::size_t lanes = 8;
     std::array<double, lanes> sums{};
@@ -55,8 +55,8 @@ void launch(const mpgpu::stream &stream, const sweep &work) {
     });
 }
 
-/// Plain copies by CPU threads: each device's stream pushes its rows, as in exchange_cuda.cu, and a device's next sweep
-/// waits for the rows that it receives.
+/// Exchange by plain copies of CPU threads. Each row is copied in a stream of the device that sends it, as in
+/// exchange_cuda.cu, and the next sweep of a device waits for the rows that the device receives.
 class by_memcpy final : public exchange {
   public:
     by_memcpy(const mpgpu::context &ctx, const halo_exchange &halos) : ctx_(ctx), halos_(halos) {
