@@ -1,10 +1,10 @@
 //! Computes a lower bound of the time of a batch, and the resources that limit it.
 //!
-//! The bound follows from capacities alone. Data may be divided arbitrarily and may pass any number of relays, latencies and
-//! synchronisations cost nothing, and equal sources ([`Shape::source`]) may be forwarded along any trees. The bound is proved by prices
-//! (dual variables of a linear program). Let one second of each resource `r` have a price `y_r`. A schedule that moves the batch in `T`
-//! seconds uses each resource for at most `T` seconds, so it costs at most `T · Σ y_r`. Each commodity costs at least its bytes times the
-//! cost of its cheapest path. So:
+//! The bound follows from capacities alone. It assumes that data may be divided arbitrarily and may pass through any number of relays, that
+//! latencies and synchronisations cost nothing, and that equal sources ([`Shape::source`]) may be forwarded along any trees. The bound is
+//! proved by prices (dual variables of a linear program). Let one second of each resource `r` have a price `y_r`. A schedule that moves the
+//! batch in `T` seconds uses each resource for at most `T` seconds, so it costs at most `T · Σ y_r`. Each commodity costs at least its
+//! bytes times the cost of its cheapest path. So:
 //! ```text
 //! T ≥ Σ_flows bytes · cheapest path(y) / Σ y_r     for any prices y ≥ 0
 //! ```
@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 /// Smallest fraction of the sum of all resource prices for which a resource is listed as a limit of the batch.
 const LEAST_PART: f64 = 0.01;
 
-/// Relative distance from the time of plain copies below which no better bound is computed.
+/// Relative difference between a bound and the time of direct copies below which no better bound is computed.
 const CLOSE: f64 = 1e-3;
 
 /// Lower bound of the time of a batch, computed from the capacities of the machine's resources.
@@ -33,8 +33,8 @@ const CLOSE: f64 = 1e-3;
 pub struct TimeBound {
     /// Lower bound of the time in seconds; 0 if no data passes over a link.
     pub seconds: f64,
-    /// Resources that limit the batch, each with its fraction of the sum of all prices, largest first. If the bound is reached, they are
-    /// busy all the time.
+    /// Resources that limit the batch, each with its fraction of the sum of all resource prices (dual values) that prove the bound; the
+    /// largest fraction comes first. In a plan that reaches the bound, these resources are busy all the time.
     pub limits: Vec<(ResourceId, f64)>,
 }
 
@@ -57,22 +57,23 @@ impl TimeBound {
     }
 }
 
-/// Prices of resources, and the lower bound that they prove.
+/// Prices (dual values) of resources, and the lower bound of the time that they prove.
 struct Proof {
     seconds: f64,
     prices: Vec<(u32, f64)>,
 }
 
 impl Proof {
-    /// Returns the proof that uses only the busiest resource.
+    /// Returns the lower bound that the busiest resource alone proves.
     fn single(network: &Network, flows: &[Commodity]) -> Proof {
         let busiest = (0..).zip(single(network, flows)).max_by(|a: &(u32, f64), b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)));
         let (resource, seconds) = busiest.unwrap_or((0, 0.0));
         Proof { seconds, prices: vec![(resource, 1.0)] }
     }
 
-    /// Returns the proof that uses all links of a device in one direction, or resources behind them with less capacity. `bytes` are the
-    /// bytes that leave the device and the bytes that it needs.
+    /// Returns the lower bound that all links of a device in one direction prove. If all routes over a link use a resource with less
+    /// capacity, this resource replaces the link. `bytes` holds the number of bytes that leave the device, and the number of bytes that it
+    /// needs.
     fn port(machine: &Machine, device: DeviceId, bytes: [f64; 2]) -> Proof {
         let of = |leaves: bool, bytes: f64| {
             let others = machine.devices().filter(|other| *other != device);
@@ -127,7 +128,7 @@ impl Proof {
     }
 }
 
-/// Returns the number of bytes that leave a device, and the number of bytes that it needs.
+/// Returns the number of bytes that a device sends to other devices, and the number of bytes that it needs from them.
 fn bytes_of(network: &Network, flows: &[Commodity], device: DeviceId) -> [f64; 2] {
     let number = network.number(device);
     let of = |is: &dyn Fn(&Commodity, usize) -> bool| {
@@ -157,7 +158,7 @@ fn single(network: &Network, flows: &[Commodity]) -> Vec<f64> {
     let into: Vec<Draws> = (0..devices).map(|device| always(&|from| (from, device))).collect();
     let mut loads = vec![0.0; network.resources];
     for flow in flows {
-        // The first copy out of the source may also be the only copy into a destination, so the draws of the two are not added.
+        // The first copy out of the source may also be the only copy into a destination, so their uses of a resource are not added.
         let mut own: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
         for (resource, draw) in flow.to.iter().flat_map(|to| &into[*to]) {
             let (sum, most) = own.entry(*resource).or_default();
@@ -185,7 +186,8 @@ fn direct(network: &Network, flows: &[Commodity]) -> f64 {
     loads.into_iter().fold(0.0, f64::max)
 }
 
-/// Returns the data of the batch that passes over links. Transfers with the same source become one commodity with several destinations.
+/// Returns the commodities of a batch: the data that passes over links. Transfers with the same source become one commodity with several
+/// destinations.
 fn flows(network: &Network, batch: &[Shape]) -> Vec<Commodity> {
     let mut sources: BTreeMap<(u32, usize, u64), Vec<usize>> = BTreeMap::new();
     let mut flows: BTreeMap<(usize, Vec<usize>), f64> = BTreeMap::new();
@@ -236,7 +238,7 @@ impl Plan {
         })
     }
 
-    /// Returns the reason why the plan takes more than the bound divided by 0.9; `None` if it does not.
+    /// Returns the reason why the plan takes longer than the bound divided by 0.9; `None` if it does not take longer.
     pub(super) fn why_not_the_bound(&self, machine: &Machine, bound: &TimeBound) -> Option<String> {
         if bound.seconds >= 0.9 * self.predicted {
             return None;

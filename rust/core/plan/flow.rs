@@ -1,8 +1,10 @@
-//! Computes the best flow of a batch's data through a network, over any number of relays and along any trees.
+//! Computes how the data of a batch moves through a network of devices in the shortest time, over any number of relays and along any
+//! distribution trees.
 //!
-//! The useful trees are the cheapest ones under some prices of resources. Two phases find them. In the first, prices rise with the load
-//! (Garg and Könemann 2007). In the second, if [`MOST_VARIABLES`] allows it, prices are those of the linear program over the known trees
-//! (Kelley 1960), until no cheaper tree is found. The same prices prove a lower bound of the batch's time ([`bound`](super::bound)).
+//! The useful trees are those that are the cheapest under some prices (dual values) of resources. Two phases find them. In the first phase,
+//! prices rise with the load (Garg and Könemann 2007). In the second phase, if [`MOST_VARIABLES`] allows it, prices are the dual values of
+//! the linear program over the known trees (Kelley 1960), until no cheaper tree is found. The same prices prove a lower bound of the
+//! batch's time ([`bound`](super::bound)).
 
 use super::network::{Commodity, Draws, Network, Tree};
 use super::split::{Column, split};
@@ -28,11 +30,11 @@ const MOST_DRAWS: usize = 1 << 16;
 
 /// Result of a search for trees with [`Network::explore`].
 pub(super) struct Explored {
-    /// Trees of each commodity that were the cheapest under some prices of resources.
+    /// Distribution trees of each commodity that were the cheapest under some prices of resources.
     pub trees: Vec<Vec<Tree>>,
     /// Bytes assigned to each tree in the first phase of the search, by commodity and tree.
     bytes: Vec<Vec<f64>>,
-    /// Lower bound of the time of any flow that runs in addition to the existing load, seconds.
+    /// Lower bound in seconds of the time to move all commodities in addition to the existing load.
     pub seconds: f64,
     /// Prices (dual values) of resources that prove the bound `seconds`, by resource index.
     pub prices: Vec<f64>,
@@ -47,7 +49,7 @@ pub(super) struct NetworkFlow {
     pub shares: Vec<Vec<(Tree, f64)>>,
     /// Time for which the flow and the existing load keep the busiest resource busy, seconds.
     pub seconds: f64,
-    /// Lower bound of the time of any flow that runs in addition to the existing load, seconds.
+    /// Lower bound in seconds of the time to move all commodities in addition to the existing load.
     pub bound: f64,
 }
 
@@ -55,9 +57,9 @@ pub(super) struct NetworkFlow {
 struct Search<'a> {
     network: &'a Network,
     flows: &'a [Commodity],
-    /// Time for which the existing load keeps each resource busy, seconds.
+    /// Time in seconds for which the existing load (other transfers of the batch) keeps each resource busy.
     busy: &'a [f64],
-    /// Index of each known tree in the list of trees, for each commodity.
+    /// Index of each known tree in the list of trees of its commodity ([`Explored::trees`]), for each commodity.
     seen: Vec<HashMap<Tree, usize>>,
     /// Known trees: the commodity of each, and the time for which one byte keeps each resource busy.
     known: Vec<(usize, Draws)>,
@@ -143,7 +145,8 @@ impl Network {
 }
 
 impl Search<'_> {
-    /// Runs the first phase. Returns the time for which the resulting flow keeps each resource busy, in seconds.
+    /// Runs the first phase of the search, in which the prices of resources rise with their load. Returns the time for which the resulting
+    /// flow keeps each resource busy, in seconds.
     fn by_rising_prices(&mut self) -> Vec<f64> {
         let Search { network, flows, busy, .. } = *self;
         let (mut loads, mut prices) = (vec![0.0; network.resources], vec![1.0; network.resources]);
@@ -169,14 +172,16 @@ impl Search<'_> {
         loads
     }
 
-    /// Runs the second phase. `scale` is the order of magnitude of the batch's time, in seconds.
+    /// Runs the second phase of the search, in which the prices of resources are dual values of a linear program. `scale` is the order of
+    /// magnitude of the batch's time, in seconds.
     fn by_linear_program(&mut self, scale: f64) {
         for _ in 0..MOST_TURNS {
             if self.known.iter().map(|(_, work)| work.len()).sum::<usize>() > MOST_DRAWS {
                 break;
             }
             let Some((reached, mut prices)) = self.solve(scale) else { break };
-            // Any prices prove a bound. If every cycle of copies has a cost, no cheapest path contains a cycle.
+            // Every price is raised to a minimum, which is allowed because any prices prove a bound. Every cycle of copies then has a cost,
+            // so no cheapest path contains a cycle.
             let least = LEAST_PRICE * largest(&prices);
             prices.iter_mut().for_each(|price| *price = price.max(least));
             let (cost, trees) = self.network.cheapest(self.flows, &prices);
@@ -188,8 +193,8 @@ impl Search<'_> {
         }
     }
 
-    /// Keeps the prices if they prove a higher bound than the best so far: a flow that moves the commodities in `T` seconds costs at most
-    /// `T` times the sum of all prices.
+    /// Stores the prices if they prove a higher lower bound of the time than all earlier prices. The proof: a flow that moves the
+    /// commodities in `T` seconds costs at most `T` times the sum of all prices.
     fn prove(&mut self, cost: f64, prices: &[f64]) {
         let fixed: f64 = self.busy.iter().zip(prices).map(|(seconds, price)| seconds * price).sum();
         let seconds = (cost + fixed) / prices.iter().sum::<f64>();
@@ -211,8 +216,8 @@ impl Search<'_> {
         found.trees[at].len() - 1
     }
 
-    /// Returns the largest possible cost of the known trees, which is a lower bound for any flow along these trees, and the resource prices
-    /// that lead to it. Returns `None` if the solver fails.
+    /// Solves the linear program over the known trees. Returns the minimum time in seconds of a flow along these trees, and the prices
+    /// (dual values) of resources that prove this minimum. Returns `None` if the solver fails.
     fn solve(&self, scale: f64) -> Option<(f64, Vec<f64>)> {
         let Search { flows, busy, known, .. } = self;
         let mut problem = Problem::new(OptimizationDirection::Maximize);

@@ -8,7 +8,7 @@
 use crate::topology::{DeviceId, Machine, ResourceId, Route};
 use ahash::{HashMap, HashMapExt};
 
-/// Data that goes from one device to one or several others. Devices are indices into [`Network::devices`].
+/// Data that one device sends to one or several other devices. Devices are indices into [`Network::devices`].
 #[derive(Clone, Debug)]
 pub(super) struct Commodity {
     pub src: usize,
@@ -16,16 +16,18 @@ pub(super) struct Commodity {
     pub bytes: f64,
 }
 
-/// List of copies (from, to) that distribute data. Each copy comes after the copy that brings the data to its source. No device receives
-/// the data twice.
+/// List of copies (from, to) that distribute data. Each copy comes after the copy that brings the data to the device `from`. No device
+/// receives the data twice.
 pub(super) type Tree = Vec<(usize, usize)>;
 
 /// Time for which one byte keeps each resource busy, as pairs of resource index and seconds, sorted by resource.
 pub(super) type Draws = Vec<(u32, f64)>;
 
-/// Draws of one byte of a copy. `plain` applies to a plain copy; `passing` applies if one end is host memory that only stages the data.
+/// Direct copy between two devices, described by the use of resources by one byte.
 struct Edge {
+    /// Use of resources if neither device only stages the data in host memory.
     plain: Draws,
+    /// Use of resources if one device is a host that only stages the data.
     passing: Draws,
 }
 
@@ -42,8 +44,8 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Creates the network of a machine. Data may pass through the devices for which `may_pass` is true. Data staged in host memory uses
-    /// resources like staged data, not like plain copies.
+    /// Creates the network of a machine. Data may pass through the devices for which `may_pass` is true. Copies of data that is staged in
+    /// host memory use the capacity of resources as [`Resource::staged`](crate::topology::Resource::staged) states, not as plain copies do.
     pub fn new(machine: &Machine, may_pass: impl Fn(DeviceId) -> bool) -> Network {
         Network::drawing(machine, may_pass, false, |staged| staged)
     }

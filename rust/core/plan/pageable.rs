@@ -1,10 +1,10 @@
-//! Plans transfers with pageable host memory. CPU threads copy between pageable memory and rings of pinned memory, from and to which copy
-//! engines transfer the data.
+//! Plans transfers from and to pageable host memory. CPU threads copy between pageable memory and staging rings in pinned memory. Copy
+//! engines copy between these rings and the GPUs.
 //!
 //! A batch is first planned as if its pageable memory were pinned, with the same paths, sizes and links. Then each copy that begins or ends
 //! in pageable memory is cut into chunks. Each chunk passes through a slot of a ring in pinned host memory: a thread fills the slot and a
-//! copy in the lane (internal stream) empties it, or the reverse. Threads process chunks in the order of the program. So the operations of
-//! different lanes are interleaved by their progress.
+//! copy in the lane (internal stream) empties it, or the reverse. Threads process chunks in the order of the program. The operations of
+//! different lanes are therefore interleaved such that all lanes progress evenly.
 
 use super::options::Options;
 use super::planned::{Plan, ThreadUse};
@@ -15,25 +15,26 @@ use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Largest size of a chunk, bytes. Larger chunks fall out of the processor's caches before the link's copy reads them, and the link idles
-/// until the first chunk is ready. On two H200, 12 threads moved 1 GiB over two links at 39, 49, 57 and 55 GB/s in chunks of 0.5, 1, 2 and
-/// 4 MiB (2026-11-26).
+/// Largest size of a chunk, bytes. Larger chunks are evicted from the processor's caches before a copy engine reads them, and the link
+/// idles longer until the first chunk is ready. On two H200, 12 threads moved 1 GiB over two links at 39, 49, 57 and 55 GB/s in chunks of
+/// 0.5, 1, 2 and 4 MiB (2026-11-26).
 const MOST_CHUNK: u64 = 2 << 20;
 /// Smallest size of a chunk, bytes. For smaller chunks, synchronisations cost more time than a second thread saves.
 const LEAST_CHUNK: u64 = 256 << 10;
-/// Largest number of copies in one operation.
+/// Largest number of copies that one operation combines into a chunk.
 const MOST_COPIES: usize = 64;
 /// Number of staging slots for each thread: one that the thread fills, one in flight, and one that becomes free by the time the thread has
 /// finished.
 const SLOTS_OF_A_THREAD: u64 = 3;
 
-/// True if threads may copy an end of the transfer: one end is in pageable host memory, and the other on a GPU.
+/// True if CPU threads may copy the pageable memory of a transfer: its source or destination is pageable host memory, and the other is on a
+/// GPU.
 pub(super) fn is_pageable(shape: &Shape) -> bool {
     let kinds = [shape.src_kind, shape.dst_kind];
     shape.bytes > 0 && kinds.contains(&MemoryKind::Pageable) && shape.src_device.is_host() != shape.dst_device.is_host()
 }
 
-/// Returns the batch with pageable memory replaced by pinned memory in the transfers that threads may copy.
+/// Returns the batch with pageable memory replaced by pinned memory in all transfers whose pageable memory CPU threads may copy.
 pub(super) fn as_pinned(batch: &[Shape]) -> Vec<Shape> {
     let pinned = |shape: &Shape| {
         let kind = |kind| if kind == MemoryKind::Pageable { MemoryKind::Pinned } else { kind };
@@ -67,8 +68,8 @@ fn threads(batch: &[Shape], options: &Options) -> u32 {
     options.threads.min(u32::try_from(bytes_of(batch).div_ceil(LEAST_CHUNK)).unwrap_or(u32::MAX)).max(1)
 }
 
-/// Smallest number of chunks for each thread, unless chunks would become too small. With more chunks, the first chunk reaches the link
-/// earlier.
+/// Smallest number of chunks for each CPU thread, unless chunks would become smaller than [`LEAST_CHUNK`]. With more chunks, the first
+/// chunk reaches the link earlier.
 const CHUNKS_OF_A_THREAD: u64 = 8;
 
 /// Returns the size of the chunks that threads copy, in bytes.

@@ -23,14 +23,14 @@ use smallvec::{SmallVec, smallvec};
 pub(super) struct Column {
     /// Transfer that the path belongs to, as an index into the list of transfers.
     pub transfer: u32,
-    /// Time for which the path leaves its resources idle, at about the path's expected number of bytes, seconds.
+    /// Fixed cost of the path in seconds, for about the expected number of bytes: the time for which the path leaves its resources idle.
     pub fixed: f64,
     /// Fixed time of the path in seconds and its time per byte in seconds, if no other path uses its resources.
     pub line: (f64, f64),
     /// Time for which one byte on the path keeps each resource busy, as pairs of resource index and seconds.
     pub work: SmallVec<[(u32, f64); 8]>,
-    /// Sum over the hops of the link time of one byte, seconds. Among equally fast divisions, the one that occupies fewer links is
-    /// preferred.
+    /// Sum over the hops of the time for which one byte occupies the links, seconds. Among equally fast divisions, the one that occupies
+    /// links for less time is preferred.
     pub link_time: f64,
 }
 
@@ -38,8 +38,9 @@ pub(super) struct Column {
 #[derive(Clone, Debug)]
 pub(super) struct Unsolved(pub String);
 
-/// Weight of link time relative to T in the objective. Ties in T are common: a relay that only uses another transfer's link changes
-/// nothing. Less link time must not lengthen T noticeably; 10⁻⁴ is below what can be measured.
+/// Weight of the link time ([`Column::link_time`]) relative to the finishing time `T` in the objective function. Many divisions have the
+/// same `T`, for example if a relay only uses a link that another transfer could use. The weight selects the division with the least link
+/// time. It is so small that `T` does not grow measurably.
 const TIE_BREAK: f64 = 1e-4;
 
 /// Largest fraction by which rounding errors of the solver may exceed a transfer's bytes.
@@ -173,8 +174,8 @@ fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f6
     if bytes.iter().all(|b| b.is_finite()) { Ok(bytes) } else { Err(Unsolved("a share is not a number".into())) }
 }
 
-/// Groups of paths of one transfer, and the transfer's bytes. The group with the smallest `link_time` (`rest`) carries the bytes that the
-/// other groups leave.
+/// Groups of interchangeable paths of one transfer, and the size of the transfer in bytes. The group with the smallest `link_time` (`rest`)
+/// carries the bytes that the other groups leave.
 struct Transfer {
     groups: std::ops::Range<usize>,
     rest: usize,
@@ -199,8 +200,8 @@ fn transfers(groups: &[Group], demands: &[f64]) -> Vec<Transfer> {
     transfers
 }
 
-/// Returns the inequalities of resources that may limit the time: resources that several paths share, and resources of one group of paths
-/// only.
+/// Returns the inequalities of the resources that may limit the time: resources that several paths share, and resources that only one group
+/// of paths uses.
 fn rows(groups: &[Group], resources: usize) -> Vec<Row> {
     let mut rows = vec![Row { fixed: f64::INFINITY, terms: Terms::new() }; resources];
     for (i, group) in groups.iter().enumerate() {

@@ -6,9 +6,9 @@
 //! a host that is a source has separate tables.
 //!
 //! A cheapest tree may branch in any device. For at most [`MOST_MEMBERS`] destinations, it is computed exactly (Dreyfus and Wagner 1971).
-//! For more, each destination is connected to the tree by its cheapest path (Takahashi and Matsuyama 1980). Two lower bounds of the cost of
-//! any tree are then known: the cost of the path to the farthest destination, and the sum of the costs of the cheapest copy into each
-//! destination.
+//! If there are more, each destination is connected to the tree by its cheapest path (Takahashi and Matsuyama 1980). Three lower bounds of
+//! the cost of any tree are then known: the cost of the path to the farthest destination, the sum of the costs of the cheapest copy into
+//! each destination, and, if it is affordable, the cost of the exact tree to the farthest destinations.
 
 use super::network::{Commodity, Network, Tree};
 
@@ -20,11 +20,11 @@ const MOST_STEPS: usize = 1 << 21;
 /// Cheapest paths between every two devices under one set of prices of resources, with their costs per byte.
 pub(super) struct Ways<'n> {
     network: &'n Network,
-    /// Cost of a direct copy between each pair of devices if the data stays at the second.
+    /// Cost of a direct copy between each pair of devices if the second device does not forward the data.
     last: Vec<f64>,
-    /// Cost of the cheapest path to a device that forwards the data, and the first device on the path after its source.
+    /// Cheapest path from each device to each device that forwards the data: its cost, and its first device after the source.
     passing: Table,
-    /// Cost of the cheapest path to a device where the data stays, and the device before it on the path.
+    /// Cheapest path from each device to each device where the data stays: its cost, and its last device before the destination.
     ending: Table,
     /// Cost of the cheapest direct copy into each device.
     nearest: Vec<f64>,
@@ -205,8 +205,8 @@ impl WaysFrom<'_> {
         }
     }
 
-    /// Appends the copies of a cheap tree for one of `flows` commodities to `steps`. Returns a lower bound of the cost of any tree for this
-    /// commodity. It equals the cost of the appended tree if that is the cheapest.
+    /// Appends the copies of a cheap tree for the commodity `flow` to `steps`. `flows` is the number of all commodities. Returns a lower
+    /// bound of the cost of any tree for this commodity. It equals the cost of the appended tree if that is the cheapest.
     pub fn tree(&self, flow: &Commodity, flows: usize, steps: &mut Tree) -> f64 {
         let mut members = flow.to.clone();
         if members.len() == 1 {
@@ -218,7 +218,7 @@ impl WaysFrom<'_> {
         if steps_of_all <= MOST_STEPS && members.len() <= MOST_MEMBERS {
             return self.cheapest_tree(&members, steps);
         }
-        // The cost of the path to the farthest destination is the best bound.
+        // The farthest destinations come first, because the exact tree to the first of them gives the best bound.
         members.sort_by(|a, b| self.end(self.src, *b).0.total_cmp(&self.end(self.src, *a).0));
         let farthest = self.end(self.src, members[0]).0;
         let into_each: f64 = members.iter().map(|member| self.ways.nearest[*member]).sum();
