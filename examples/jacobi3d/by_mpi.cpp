@@ -5,7 +5,7 @@
 
 namespace {
 
-/// Sends faces as messages of MPI.
+/// Sends and receives faces as MPI messages.
 struct mpi_messages {
     class request {
       public:

@@ -6,22 +6,24 @@
 
 #include <mpgpu/mpgpu.hpp>
 
-/// Addresses of the cells of each face; null if there is no neighbour. A plain value that serves as a kernel argument.
+/// Address of the packed cells of each face; null for a face without a neighbour. It is a plain struct, because kernels
+/// get it as an argument.
 struct packed_faces {
     double *at[faces];
 };
 
-/// Device operations that this example implements without mpgpu. This is the only part that depends on the kind of
-/// device. All work is enqueued in a stream of the device, and all pointers refer to its memory.
+/// Device operations that this example implements itself, without mpgpu. Only this code depends on the kind of device
+/// (GPU or virtual device). All work is enqueued in a stream of the device, and all pointers refer to memory of that
+/// device.
 struct device_code {
-    /// Sets all elements to their values before the first iteration.
+    /// Sets all elements of a block to their initial values.
     void (*set)(const mpgpu::stream &stream, int device, const block &b, double *values);
-    /// Copies the outermost cells of each face to the place from which they are sent.
+    /// Copies the outermost cells of each face to `out`, from which they are sent.
     void (*pack)(const mpgpu::stream &stream, int device, const block &b, const double *values,
                  const packed_faces &out);
-    /// Copies the cells received for each face into its ghost cells.
+    /// Copies the received cells of each face from `in` into the ghost cells of that face.
     void (*unpack)(const mpgpu::stream &stream, int device, const block &b, double *values, const packed_faces &in);
-    /// Computes the new values of all cells from the old ones, for one iteration.
+    /// Computes one iteration: the new values of all cells from the old values.
     void (*sweep)(const mpgpu::stream &stream, int device, const block &b, const double *before, double *after);
 };
 
@@ -31,11 +33,12 @@ extern const device_code on_virtual_devices;
 #ifdef JACOBI3D_CUDA
 /// Code for GPUs, in device_code_cuda.cu.
 extern const device_code on_gpus;
-/// True if memory of a device belongs to a GPU. Memory of a virtual device is memory of the process.
+/// True if memory of a device belongs to a GPU. False if it belongs to a virtual device, which uses memory of the
+/// process.
 bool is_on_gpu(const void *memory);
 #endif
 
-/// Returns the code for the devices of the context to which `memory` belongs.
+/// Returns the device operations for the kind of device to which `memory` belongs.
 inline const device_code &code_for(const void *memory) {
 #ifdef JACOBI3D_CUDA
     if (is_on_gpu(memory)) {

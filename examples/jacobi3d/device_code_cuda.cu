@@ -12,8 +12,8 @@ namespace {
 
 constexpr unsigned threads = 256;
 constexpr std::int64_t most_blocks = 4096; // a few per multiprocessor of the largest GPU; threads loop in strides
-/// Columns of a thread block of the sweep, and layers that one thread processes upwards with the values below and at
-/// the current layer in registers.
+/// Number of columns that a thread block of the sweep computes. A thread computes several layers one after the other,
+/// and keeps the values of the layer below and of the current layer in registers.
 constexpr unsigned sweep_x = 64;
 constexpr unsigned sweep_y = 4;
 constexpr std::int64_t layers_per_thread = 16;
@@ -35,7 +35,7 @@ __global__ void set_kernel(block b, double *values) {
     }
 }
 
-/// Packs all faces in one launch: `blockIdx.y` is the face.
+/// Packs all faces in one launch. `blockIdx.y` is the number of the face.
 __global__ void pack_kernel(block b, const double *values, packed_faces out) {
     const int face = static_cast<int>(blockIdx.y);
     double *to = out.at[face];

@@ -21,8 +21,8 @@ class device_memory final : public exchange {
         : messages_(messages), under_way_{{posted(parts), posted(parts)}} {}
 
     void run(std::vector<part> &parts) override {
-        // The host may be ahead of the devices by two iterations, because a rank has room for a limited number of
-        // messages.
+        // The host may be two iterations ahead of the devices. It cannot be further ahead, because a messenger holds a
+        // limited number of messages.
         posted &now = under_way_.at(iteration_++ % under_way_.size());
         for (std::vector<mpgpu::message_request> &before : now) {
             for (mpgpu::message_request &request : before) {
@@ -32,7 +32,7 @@ class device_memory final : public exchange {
         }
         for (std::size_t i = 0; i < parts.size(); ++i) {
             part &p = parts[i];
-            // The receive follows the unpacking of the last iteration.
+            // Each receive is ordered after the unpacking of the last iteration.
             for_each_face(p.where, [&](int face, std::size_t first, std::size_t cells) {
                 now[i].push_back(messages_.receive(p, face, p.received.subspan(first, cells)));
             });
@@ -43,8 +43,7 @@ class device_memory final : public exchange {
         }
         for (std::size_t i = 0; i < parts.size(); ++i) {
             for (const mpgpu::message_request &request : now[i]) {
-                request.wait(
-                    parts[i].stream); // the faces that are unpacked next, and those that the next pack overwrites
+                request.wait(parts[i].stream); // until faces can be unpacked, and the sent ones overwritten
             }
             unpack(parts[i]);
         }
@@ -54,7 +53,7 @@ class device_memory final : public exchange {
     using posted = std::vector<std::vector<mpgpu::message_request>>; // by part
 
     face_messages messages_;
-    std::array<posted, 2> under_way_; // of the last two iterations
+    std::array<posted, 2> under_way_; // requests of the last two iterations
     std::size_t iteration_ = 0;
 };
 

@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-/// One block of this process, on its device.
+/// One block that this process computes, on its device.
 struct part {
     part(const mpgpu::context &ctx, mpgpu::device on, const division &whole, int own_number);
 
@@ -27,19 +27,19 @@ struct part {
     mpgpu::buffer<double> received;              ///< cells received for the same faces
 };
 
-/// Position of a face in a part's `sent` and `received`.
+/// Range of cells that a face occupies in `sent` and in `received` of its part.
 struct face_place {
     std::size_t first;
     std::size_t cells; ///< 0: no neighbour
 };
 std::array<face_place, faces> places_of(const block &b);
 
-/// Returns the tag of the message for a face of a block.
+/// Returns the tag of the message that carries a face of a block.
 inline std::uint64_t tag_of(int block_number, int face) {
     return static_cast<std::uint64_t>(block_number) * faces + static_cast<std::uint64_t>(face);
 }
 
-/// Messages by which the faces of all blocks are exchanged. Blocks of one process also send each other messages.
+/// Sends and receives faces between blocks as messages of mpgpu. Blocks of one process use messages too.
 struct face_messages {
     using request = mpgpu::message_request;
     static constexpr bool follow_streams = true;
@@ -48,12 +48,13 @@ struct face_messages {
     const division &whole;
     int blocks_each; ///< blocks of each rank
 
-    /// Both calls follow earlier work of the part's stream. The host or a stream may wait for the result.
+    /// Sends or receives a face, after earlier work in the part's stream. The host or a stream may wait for the
+    /// returned request.
     [[nodiscard]] mpgpu::message_request send(const part &from, int face, mpgpu::device_span<const double> cells) const;
     [[nodiscard]] mpgpu::message_request receive(const part &to, int face, mpgpu::device_span<double> cells) const;
 };
 
-/// Halo exchange as used by the time loop.
+/// Method of halo exchange for the time loop.
 class exchange {
   public:
     exchange() = default;
@@ -63,22 +64,22 @@ class exchange {
     exchange &operator=(exchange &&) = delete;
     virtual ~exchange() = default;
 
-    /// Fills the ghost cells of all parts from their neighbours. Later work of a part's stream sees them. The host may
-    /// or may not wait.
+    /// Fills the ghost cells of all parts with the values of their neighbours. Later work in the stream of a part uses
+    /// the new values. Some methods make the host wait.
     virtual void run(std::vector<part> &parts) = 0;
 };
 
-/// Returns an exchange that copies faces to host memory, sends them from there, and copies them to the receiver's
+/// Creates an exchange that copies faces to host memory, sends them from there, and copies the received faces to the
 /// device.
 std::unique_ptr<exchange> through_host_memory(const mpgpu::context &ctx, const face_messages &messages,
                                               std::vector<part> &parts);
 #ifdef JACOBI3D_MPI
-/// Returns an exchange that sends faces by MPI, from device memory or `staged`.
+/// Creates an exchange that sends faces by MPI: from device memory, or, if `staged` is true, from host memory.
 std::unique_ptr<exchange> by_mpi(const mpgpu::context &ctx, const division &whole, int blocks_each,
                                  std::vector<part> &parts, bool staged);
 #endif
-/// Returns an exchange that sends faces from device memory to device memory. The host waits only for messages of
-/// earlier iterations, so it stays ahead of the devices.
+/// Creates an exchange that sends faces directly between device memories. The host waits only for messages of earlier
+/// iterations, so it stays ahead of the devices.
 std::unique_ptr<exchange> from_device_memory(const face_messages &messages, const std::vector<part> &parts);
 
 #endif // MPGPU_EXAMPLES_JACOBI3D_EXCHANGE_HPP

@@ -3,18 +3,18 @@
 // Jacobi relaxation in three dimensions by several processes with one GPU each, which exchange faces as messages. It is
 // the proxy application of "GPU-aware Communication with UCX in Parallel Programming Models" (2021, section IV-C).
 //
-// The domain is divided into cuboid blocks with the smallest surface, one or several for each process. An iteration is,
-// for each block in a stream of its own,
+// The domain is divided into cuboid blocks with the smallest total surface. Each process has one or several blocks, and
+// each block has its own stream. In an iteration, a block
 //
 //     pack       the outermost cells of up to six faces
 //     messages   each face to the block beyond it, in another process or in this one
 //     unpack     what has been received, into the ghost cells
 //     sweep      new values of all cells; then old and new are swapped
 //
-// There are two forms: faces staged through host memory, or sent directly from device memory to device memory.
-// jacobi3d_mpi, whose processes mpirun starts, also has both by MPI. Convergence is not checked. After a few iterations
-// every cell is compared with one block on the CPU, and after the last one all forms are compared with each other, bit
-// by bit.
+// There are two forms of exchange: faces are staged through host memory, or sent directly between device memories. In
+// jacobi3d_mpi, whose processes mpirun starts, both forms also exist with MPI. Convergence is not checked. After a few
+// iterations, every cell is compared with a CPU computation of the whole domain as one block. After the last iteration,
+// the results of all forms are compared with each other, bit by bit.
 #include "device_code.hpp"
 #include "domain.hpp"
 #include "exchange.hpp"
@@ -46,7 +46,7 @@
 
 namespace {
 
-/// Processes that relax one domain, and the data that they exchange besides faces.
+/// Communication of the processes that compute one domain, other than the exchange of faces.
 class team {
   public:
     team(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device on, int own_rank, int rank_count)
@@ -57,7 +57,7 @@ class team {
     const mpgpu::messenger messenger;
     const mpgpu::stream stream; ///< used for nothing else
 
-    /// Returns the maximum of the values of all processes, on all of them. Acts as a barrier.
+    /// Returns the maximum of `own` over all processes. Must be called by all of them, and acts as a barrier.
     double largest(double own) {
         for (int other = 1; other < ranks && rank == 0; ++other) {
             receive(other);
@@ -75,7 +75,7 @@ class team {
     }
     void meet() { largest(0.0); }
 
-    static constexpr std::uint64_t tag_of_cells = std::uint64_t{1} << 40U; // faces have smaller ones
+    static constexpr std::uint64_t tag_of_cells = std::uint64_t{1} << 40U; // faces have smaller tags
 
   private:
     static constexpr std::uint64_t tag = tag_of_cells + 1;
@@ -85,12 +85,12 @@ class team {
     mpgpu::buffer<double> number_;
 };
 
-/// State of one form of the exchange.
+/// State of the computation with one form of exchange.
 struct solver {
     const char *name = "";
     std::vector<part> parts;
     std::unique_ptr<exchange> halos;
-    std::vector<double> iteration_us; // by round
+    std::vector<double> iteration_us; // one for each round
     std::vector<double> exchange_us;
 
     void iterate(int iterations, bool sweeps) {
@@ -124,7 +124,7 @@ std::vector<part> parts_of(const mpgpu::context &ctx, mpgpu::device on, const di
     return parts;
 }
 
-/// Returns the microseconds of an iteration of the slowest process.
+/// Runs iterations and returns the time of one in microseconds, on the slowest process.
 double timed(team &all, solver &s, int iterations, bool sweeps) {
     all.meet();
     const auto start = std::chrono::steady_clock::now();
@@ -133,7 +133,7 @@ double timed(team &all, solver &s, int iterations, bool sweeps) {
     return all.largest(elapsed.count()) / iterations;
 }
 
-/// Returns all elements of a part, in host memory.
+/// Copies all elements of a part to host memory and returns them.
 mpgpu::buffer<double> fetched(const mpgpu::context &ctx, const part &p) {
     const mpgpu::buffer<double> &values = p.values.at(p.now);
     mpgpu::buffer<double> result(ctx, mpgpu::device::host(), values.size());
@@ -141,8 +141,8 @@ mpgpu::buffer<double> fetched(const mpgpu::context &ctx, const part &p) {
     return result;
 }
 
-/// Prints the first computed cell of a block with a wrong value. `expected(x, y, z)` is relative to the block's first
-/// cell. Returns true if there is none.
+/// Compares the computed cells of a block with `expected(x, y, z)`, whose arguments are relative to the first cell of
+/// the block. Prints the first wrong cell. Returns true if there is none.
 template <class Expected>
 bool right(const block &b, const mpgpu::buffer<double> &values, const char *what, Expected &&expected) {
     for (std::int64_t z = 0; z < b.cells[2]; ++z) {
@@ -163,22 +163,23 @@ bool right(const block &b, const mpgpu::buffer<double> &values, const char *what
     return true;
 }
 
-/// Returns all elements of one block that is the whole domain, after `iterations` iterations on the CPU.
+/// Computes the whole domain as one block on the CPU. Returns all elements after `iterations` iterations.
 std::vector<double> one_block_on_cpu(const mpgpu::context &ctx, const block &domain, int iterations) {
-    const mpgpu::stream stream(ctx, mpgpu::device::gpu(0)); // in which the CPU code runs
+    const mpgpu::stream stream(ctx, mpgpu::device::gpu(0)); // stream in which the CPU code runs
     std::vector<double> before(static_cast<std::size_t>(element_count(domain)));
     on_virtual_devices.set(stream, 0, domain, before.data());
     stream.synchronize();
     std::vector<double> after = before;
     for (int i = 0; i < iterations; ++i) {
         on_virtual_devices.sweep(stream, 0, domain, before.data(), after.data());
-        std::swap(before, after); // the enqueued work has the addresses
+        std::swap(before, after); // safe: the enqueued work holds the addresses
     }
     stream.synchronize();
     return before;
 }
 
-/// Compares every cell with one block computed on the CPU by rank 0, to which the other ranks send their cells.
+/// Compares every cell with a CPU computation of the whole domain as one block. Rank 0 computes it, and the other ranks
+/// send their cells to rank 0.
 bool same_as_one_block(const mpgpu::context &ctx, team &all, const division &whole, int blocks_each, const solver &s,
                        const std::vector<double> &reference) {
     const block domain = divide(whole.domain, 1).at(0);
@@ -208,7 +209,8 @@ bool same_as_one_block(const mpgpu::context &ctx, team &all, const division &who
     return all.largest(good ? 0.0 : 1.0) == 0.0;
 }
 
-/// Compares every cell of two forms after the same number of iterations.
+/// Compares every cell of two forms of exchange after the same number of iterations. Returns true if all are bitwise
+/// equal.
 bool same(const mpgpu::context &ctx, team &all, const solver &a, const solver &b) {
     bool good = true;
     for (std::size_t i = 0; i < a.parts.size(); ++i) {
@@ -223,7 +225,7 @@ bool same(const mpgpu::context &ctx, team &all, const solver &a, const solver &b
     return all.largest(good ? 0.0 : 1.0) == 0.0;
 }
 
-/// Returns the value below which a fraction `part` of the readings lies.
+/// Returns the value below which the fraction `part` of the readings lies.
 double quantile(std::vector<double> readings, double part) {
     std::sort(readings.begin(), readings.end());
     const double place = part * static_cast<double>(readings.size() - 1);
@@ -258,13 +260,14 @@ mpgpu::context context_of(const options &opt) {
     mpgpu::context_options machine;
     machine.topology = opt.topology;
 #ifndef JACOBI3D_CUDA
-    // CPU code sweeps in the devices' memory, which is possible only on virtual devices.
+    // The sweeps are CPU code, which can access only memory of virtual devices.
     machine.backend = mpgpu::backend::host;
 #endif
     return mpgpu::context(machine);
 }
 
-/// Computes one line of the table in one of the processes. `meet(ctx, on)` creates the node of all processes.
+/// Measures one number of ranks, in each of the processes, and prints a line of the table. `meet(ctx, on)` creates the
+/// node of all processes.
 template <class Meet> int run(const options &opt, int rank, int ranks, Meet &&meet) {
     const mpgpu::context ctx = context_of(opt);
     const mpgpu::device on = mpgpu::device::gpu(rank % ctx.devices().gpus);
@@ -311,7 +314,7 @@ template <class Meet> int run(const options &opt, int rank, int ranks, Meet &&me
             good = same_as_one_block(ctx, all, whole, opt.blocks, s, reference) && good;
         }
     }
-    for (int round = -1; round < opt.rounds; ++round) { // the first round is for warm-up
+    for (int round = -1; round < opt.rounds; ++round) { // the first round is a warm-up
         for (solver &s : solvers) {
             const double iteration = timed(all, s, opt.iterations, true);
             const double exchange = timed(all, s, opt.iterations, false);
@@ -329,7 +332,7 @@ template <class Meet> int run(const options &opt, int rank, int ranks, Meet &&me
             print(s, solvers[0], ranks, whole);
         }
     }
-    all.meet(); // no process leaves while others receive
+    all.meet(); // no process may exit while others receive
     return good ? 0 : 1;
 }
 
@@ -385,7 +388,7 @@ int main(int argc, char *argv[]) {
         for (const int ranks : opt.ranks) {
             static_cast<void>(divide(opt.weak ? scaled(opt.domain, ranks) : opt.domain, ranks * opt.blocks));
         }
-        // The GPUs are counted by a separate process, because a process that has used the driver cannot fork.
+        // A separate process counts the GPUs, because a process that has used the driver must not fork.
         int gpus = 0;
         const int machine = in_process([&] {
             const mpgpu::context ctx = context_of(opt);

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-/// Command line. Three numbers are joined by `_`, x first.
+/// Command-line options. Three numbers, x first, are joined by `_`.
 struct options {
     std::array<std::int64_t, 3> domain = {96, 96, 96}; ///< cells of the domain; with `weak` of one rank
     std::vector<int> ranks; ///< numbers of processes, one problem after the other; default: 2

@@ -19,7 +19,7 @@ namespace {
 constexpr int failed = 2;
 
 pid_t start(const std::function<int()> &task) {
-    // Both processes would print the remaining contents of the buffer.
+    // Flush all output, because otherwise both processes would print the contents of the buffers.
     std::fflush(nullptr);
     const pid_t child = fork();
     if (child < 0) {
@@ -51,7 +51,8 @@ int code_of(pid_t child) {
     return WEXITSTATUS(status);
 }
 
-/// Returns the name of a GPU for CUDA_VISIBLE_DEVICES, taken from the current list if it is set.
+/// Returns the name of GPU number `gpu` for CUDA_VISIBLE_DEVICES. If that variable is already set, the name comes from
+/// its list.
 std::string name_of(int gpu) {
     const char *given = std::getenv("CUDA_VISIBLE_DEVICES");
     std::string_view names = given != nullptr ? given : "";

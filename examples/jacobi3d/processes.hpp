@@ -5,14 +5,17 @@
 #include <functional>
 #include <string>
 
-/// Runs `task` in a separate process and returns its result, from 0 to 254. An exception is printed and gives 2.
+/// Runs `task` in a separate process and returns the result of `task`, from 0 to 254. If `task` throws, the message is
+/// printed and the result is 2.
 int in_process(const std::function<int()> &task);
 
-/// Runs `task` in `ranks` concurrent processes, each with its rank and a path at which they can meet. If there are
-/// GPUs, each process sees one, as under a job scheduler; if there are fewer GPUs than processes, they share them.
-/// Returns the largest result. An exception is printed and gives 2; a killed process gives 1.
+/// Runs `task` in `ranks` processes at the same time. Arguments of `task` are the rank, and the path of a socket
+/// through which the processes connect. If there are GPUs, each process sees one of them, as under a job scheduler;
+/// several processes share a GPU if there are fewer. Returns the largest result of all processes. If `task` throws, the
+/// message is printed and the result is 2; the result of a killed process is 1.
 ///
-/// Must be called while this process has one thread and no context, because a child of `fork` can use neither.
+/// At the time of the call this process must have only one thread and no context, because a child of `fork` can use
+/// neither other threads nor contexts of its parent.
 int in_processes(int ranks, int gpus, const std::function<int(int rank, const std::string &meeting)> &task);
 
 #endif // MPGPU_EXAMPLES_JACOBI3D_PROCESSES_HPP

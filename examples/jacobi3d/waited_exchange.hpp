@@ -28,7 +28,8 @@ inline void unpack(part &p) {
                 pointers(p.where, p.received.data()));
 }
 
-/// Calls `task(face, first, cells)` for each face that has a neighbour.
+/// Calls `task(face, first, cells)` for each face of a block that has a neighbour. `first` is the position of the face
+/// in `sent` and `received`.
 template <class Task> void for_each_face(const block &b, Task &&task) {
     const auto places = places_of(b);
     for (std::size_t face = 0; face < places.size(); ++face) {
@@ -38,10 +39,9 @@ template <class Task> void for_each_face(const block &b, Task &&task) {
     }
 }
 
-/// Exchange in which the host waits: it sends faces once they are packed, and unpacks them once they have arrived.
-/// Faces are sent from device memory, or `staged` through host memory, as in programs whose messages support nothing
-/// else. `Messages` sends and receives a face, in stream order or immediately, and returns a request that can be waited
-/// for.
+/// Exchange in which the host waits. Faces are sent after the host has waited for the packing, and unpacked after the
+/// host has waited for the received faces. They are sent from device memory or, if staged, from host memory. `Messages`
+/// sends and receives one face, in stream order or immediately, and returns a request for which the host can wait.
 template <class Messages> class waited_exchange final : public exchange {
   public:
     waited_exchange(const mpgpu::context &ctx, const Messages &messages, std::vector<part> &parts, bool staged)
@@ -78,9 +78,9 @@ template <class Messages> class waited_exchange final : public exchange {
         }
         for (std::size_t i = 0; i < parts.size(); ++i) {
             stage &s = stages_[i];
-            parts[i].stream.synchronize(); // waits for the packed faces
+            parts[i].stream.synchronize(); // waits until the faces are packed
             if constexpr (!Messages::follow_streams) {
-                receive(s, parts[i]); // the previous contents have been unpacked
+                receive(s, parts[i]); // the previously received faces have been unpacked
             }
             for_each_face(parts[i].where, [&](int face, std::size_t first, std::size_t cells) {
                 s.under_way.push_back(
@@ -121,7 +121,7 @@ template <class Messages> class waited_exchange final : public exchange {
     }
 
     Messages messages_;
-    std::vector<stage> stages_; // by part
+    std::vector<stage> stages_; // one for each part
 };
 
 #endif // MPGPU_EXAMPLES_JACOBI3D_WAITED_EXCHANGE_HPP

@@ -12,7 +12,7 @@ class by_mpi final : public exchange {
     void start(std::size_t parity) override {
         const auto count = static_cast<int>(own_.width);
         const auto [above, below] = own_.neighbours;
-        // The tag gives the direction of a row, because two ranks can be neighbours on both sides.
+        // The tag is the direction of the row, because with two ranks the other rank is the neighbour on both sides.
         MPI_Irecv(own_.row(parity, 0), count, MPI_FLOAT, above, down, own_.ranks, &under_way_[0]);
         MPI_Irecv(own_.row(parity, own_.rows + 1), count, MPI_FLOAT, below, up, own_.ranks, &under_way_[1]);
         own_.sweeps->synchronize();

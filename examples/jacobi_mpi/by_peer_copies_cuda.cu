@@ -17,15 +17,15 @@ void check(cudaError_t error, const char *what) {
     }
 }
 
-constexpr std::size_t up = 0; // to the rank at row 0
+constexpr std::size_t up = 0; // direction to the rank above row 0
 constexpr std::size_t down = 1;
 
-/// One value for each array.
+/// One value for each of the two arrays.
 template <class T> using both = std::array<T, 2>;
-/// One value for each direction of a row.
+/// One value for each of the two directions in which a rank sends a row.
 template <class T> using ways = std::array<T, 2>;
 
-/// Handles that a rank sends to the others, as plain bytes.
+/// Handles by which other ranks open a rank's memory and events, as plain bytes.
 struct offer {
     both<cudaIpcMemHandle_t> arrays;
     both<ways<cudaIpcEventHandle_t>> sent;
@@ -62,7 +62,8 @@ class by_peer_copies final : public exchange {
             for (std::size_t parity = 0; parity < 2; ++parity) {
                 float *array = own.arrays[parity];
                 if (to != rank) {
-                    // Two ranks can be neighbours on both sides, but memory is opened once.
+                    // With two ranks, the other rank is the neighbour on both sides, but its memory must be opened only
+                    // once.
                     void *&opened = opened_[parity][to];
                     if (opened == nullptr) {
                         check(cudaIpcOpenMemHandle(&opened, theirs.arrays[parity], cudaIpcMemLazyEnablePeerAccess),
@@ -70,11 +71,11 @@ class by_peer_copies final : public exchange {
                     }
                     array = static_cast<float *>(opened);
                 }
-                // Rows sent upwards go to the row after the last one of the neighbour.
+                // A row that is sent upwards is written after the last row of the neighbour.
                 targets_[parity][way] = array + (way == up ? static_cast<std::size_t>(theirs.rows + 1) * own.width : 0);
                 arrived_[parity][way] = sent_[parity][1 - way];
                 if (to != rank) {
-                    // Rows from that rank travel in the opposite direction.
+                    // The neighbour sends its row to this rank in the opposite direction.
                     check(cudaIpcOpenEventHandle(&arrived_[parity][way], theirs.sent[parity][1 - way]),
                           "cudaIpcOpenEventHandle");
                 }
@@ -95,7 +96,7 @@ class by_peer_copies final : public exchange {
             MPI_Request_free(&tell_[way]);
             MPI_Request_free(&listen_[way]);
         }
-        MPI_Barrier(own_.ranks); // no rank copies to another any more
+        MPI_Barrier(own_.ranks); // afterwards no rank copies to another
         for (auto &of_parity : opened_) {
             for (const auto &[rank, memory] : of_parity) {
                 cudaIpcCloseMemHandle(memory);
@@ -108,7 +109,7 @@ class by_peer_copies final : public exchange {
                 }
             }
         }
-        MPI_Barrier(own_.ranks); // no rank has another's memory open any more
+        MPI_Barrier(own_.ranks); // afterwards no rank has memory of another open
         for (auto &of_parity : sent_) {
             for (cudaEvent_t event : of_parity) {
                 cudaEventDestroy(event);
@@ -121,7 +122,7 @@ class by_peer_copies final : public exchange {
         if (!started_) {
             return;
         }
-        // The events have been recorded, so they can be waited for.
+        // The events have now been recorded, so streams can wait for them.
         MPI_Waitall(2, listen_.data(), MPI_STATUSES_IGNORE);
         MPI_Waitall(2, tell_.data(), MPI_STATUSES_IGNORE);
         for (std::size_t way : {up, down}) {

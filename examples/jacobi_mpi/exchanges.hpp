@@ -12,12 +12,12 @@
 #include <cstddef>
 #include <memory>
 
-/// Rows of one rank between its two halo rows, for exchanges without mpgpu.
+/// Rows of one rank, between its two halo rows, as the exchanges without mpgpu use them.
 struct rank_rows {
     MPI_Comm ranks;
-    /// Ranks above row 0 and below the last row, in the order used for all pairs here.
+    /// Rank above row 0, and rank below the last row. All pairs in these files are in this order.
     std::array<int, 2> neighbours;
-    /// The two arrays that swap.
+    /// The two arrays, which alternate as old and new values.
     std::array<float *, 2> arrays;
     std::size_t width; ///< elements per row
     int rows;          ///< computed rows of this rank
@@ -29,14 +29,14 @@ struct rank_rows {
     }
 };
 
-/// Returns an exchange by MPI with pointers of the device, as in an MPI program without mpgpu. The host waits for the
-/// sweep before it sends.
+/// Creates an exchange by MPI with device pointers, as in an MPI program without mpgpu. The host waits for the sweep
+/// before it sends the rows.
 std::unique_ptr<exchange> exchange_by_mpi(const rank_rows &own);
 
 #ifdef JACOBI_CUDA
-/// Returns an exchange by cudaMemcpyAsync into the neighbours' arrays, which are opened by CUDA IPC. Empty MPI messages
-/// notify the neighbours that events have been recorded. The arrays fill whole blocks of the driver's memory, and ranks
-/// see each other's GPUs.
+/// Creates an exchange by cudaMemcpyAsync into the neighbours' arrays, which are opened by CUDA IPC. Empty MPI messages
+/// notify the neighbours that an event has been recorded. The arrays must fill whole 2 MiB blocks of the driver's
+/// memory, and each rank must see the GPUs of the others.
 std::unique_ptr<exchange> exchange_by_peer_copies(const rank_rows &own);
 #endif
 

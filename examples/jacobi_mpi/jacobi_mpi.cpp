@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Jacobi relaxation of examples/jacobi with one process for each device, with the same problem, flags, sweeps and
-// check.
+// Jacobi relaxation as in examples/jacobi, but with one process for each device. Problem, flags, sweeps and check are
+// those of that example.
 //
-// The ny rows are divided among the ranks. Each keeps its rows between two halo rows, and an iteration is
+// The ny rows are divided among the ranks. Each rank keeps its rows between two halo rows, and an iteration is
 //
 //     sweep a -> a_new             in the rank's stream
 //     exchange                     both halo rows of a_new, in the same stream; then a and a_new are swapped
 //
 // The halo exchange is that of mpgpu/halo_mpi.hpp: rows are copied directly into the neighbours' memory, in stream
-// order. In the time loop, MPI is called only to check convergence. With -plain the problem is also solved by MPI with
-// device pointers, and on GPUs by copies into memory opened by CUDA IPC, in turns.
+// order. In the time loop, MPI is called only to check convergence. With -plain the problem is also solved, alternating
+// with mpgpu, by MPI with device pointers, and on GPUs by copies into memory that is opened by CUDA IPC.
 #include "../gpu_aware.hpp"
 #include "../jacobi/options.hpp"
 #include "../jacobi/sweep.hpp"
@@ -42,8 +42,8 @@ namespace {
 constexpr double tolerance = 1.0e-8; // of the norm, as in the samples
 constexpr int turns = 5;             // with -plain
 
-/// Returns the grid of the computed rows, divided among `ranks` ranks. The domain is periodic in y, and its first and
-/// last row are the halo rows at its ends.
+/// Returns the grid of the computed rows, divided among `ranks` ranks. The domain is periodic in y; its first and last
+/// row are halo rows of the last and first rank.
 halo::grid grid_of(const options &opt, int ranks) {
     halo::grid g;
     g.cells = {opt.nx, opt.ny - 2, 1};
@@ -54,7 +54,7 @@ halo::grid grid_of(const options &opt, int ranks) {
     return g;
 }
 
-/// Returns the code for the devices of the context to which `memory` belongs.
+/// Returns the device operations for the kind of device to which `memory` belongs.
 const device_code &code_for(const void *memory) {
 #ifdef JACOBI_CUDA
     if (is_on_gpu(memory)) {
@@ -65,7 +65,7 @@ const device_code &code_for(const void *memory) {
     return on_virtual_devices;
 }
 
-/// One rank's part of the domain.
+/// Part of the domain that one rank computes.
 struct part {
     part(const mpgpu::context &ctx, const halo::grid &g, int rank, mpgpu::device on)
         : where(on), first(static_cast<int>(halo::box_of(g, rank).first[1]) + 1),
@@ -88,7 +88,8 @@ struct part {
 
   private:
     [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(rows + 2) * width; }
-    /// Allocates whole 2 MiB blocks of the driver, because a handle of CUDA IPC exposes the block.
+    /// Allocates memory for an array in whole 2 MiB blocks of the driver, because a handle of CUDA IPC gives access to
+    /// the whole block.
     [[nodiscard]] mpgpu::buffer<float> block(const mpgpu::context &ctx) const {
         constexpr std::size_t whole = (std::size_t{2} << 20) / sizeof(float);
         return {ctx, where, (size() + whole - 1) / whole * whole};
@@ -98,7 +99,7 @@ struct part {
     }
 };
 
-/// Exchange by mpgpu for each of the two arrays that swap.
+/// Exchange by mpgpu, with a plan for each of the two arrays.
 class by_mpgpu final : public exchange {
   public:
     by_mpgpu(const mpgpu::stream &stream, std::array<halo::plan, 2> plans)
@@ -113,7 +114,7 @@ class by_mpgpu final : public exchange {
         }
     }
 
-    void before_sweep(std::size_t /*device*/) override {} // the order of its stream suffices
+    void before_sweep(std::size_t /*device*/) override {} // sweep and exchange are in the same stream
     void start(std::size_t parity) override { plans_.at(parity).exchange(stream_); }
     void finish() override { stream_.synchronize(); }
     [[nodiscard]] std::string describe() const { return plans_[0].transfers()->describe(); }
@@ -123,8 +124,7 @@ class by_mpgpu final : public exchange {
     std::array<halo::plan, 2> plans_;
 };
 
-/// Sets rows `first` to `first + rows - 1` of the domain before the first iteration: zero, with a sine at both ends of
-/// x.
+/// Sets the initial values of rows `first` to `first + rows - 1` of the domain: zero, with a sine at both ends of x.
 void set_initial_values(mpgpu::buffer<float> &some, std::size_t nx, int ny, int first) {
     const auto rows = static_cast<int>(some.size() / nx);
     std::fill_n(some.data(), some.size(), 0.0F);
@@ -139,10 +139,10 @@ void set_initial_values(mpgpu::buffer<float> &some, std::size_t nx, int ny, int 
 
 struct solution {
     int iterations = 0;
-    double seconds = 0.0; // of the iterations only
+    double seconds = 0.0; // time of the iterations only
 };
 
-/// Ranks that solve together.
+/// Ranks that solve one problem, with the rows of each rank.
 struct team {
     MPI_Comm ranks;
     int size;
@@ -159,14 +159,14 @@ team team_of(MPI_Comm ranks, const halo::grid &g) {
     return all;
 }
 
-/// Returns this rank's rows and its halo rows before the first iteration.
+/// Returns the initial values of this rank's rows and halo rows, in host memory.
 mpgpu::buffer<float> initial_values(const mpgpu::context &ctx, const options &opt, const part &mine) {
     mpgpu::buffer<float> rows(ctx, mpgpu::device::host(), mine.a[0].size());
     set_initial_values(rows, mine.width, opt.ny, mine.first - 1);
     return rows;
 }
 
-/// Solves, and leaves this rank's rows in `result`, in host memory.
+/// Solves the problem and copies this rank's rows to `result`, which is in host memory.
 solution solve(const mpgpu::context &ctx, const options &opt, const team &all, part &mine, exchange &halos,
                const mpgpu::buffer<float> &initial, mpgpu::buffer<float> &result, bool print) {
     const device_code &code = code_for(mine.a[0].data());
@@ -175,7 +175,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, const team &all, p
         .synchronize();
     std::vector<double> row_norms(static_cast<std::size_t>(opt.ny - 2)); // of all ranks, in order
     MPI_Barrier(all.ranks);
-    for (std::size_t parity : {0U, 1U}) { // also for warm-up: the first execution of a plan creates its resources
+    for (std::size_t parity : {0U, 1U}) { // also a warm-up, because the first execution of a plan creates its resources
         halos.start(parity);
         halos.finish();
     }
@@ -215,7 +215,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, const team &all, p
     return {iteration, slowest};
 }
 
-/// Solves on one device, in this process alone.
+/// Solves the whole problem on one device, without the other processes.
 solution solve_alone(const mpgpu::context &ctx, const options &opt, mpgpu::buffer<float> &result, bool print) {
     const halo::grid g = grid_of(opt, 1);
     part mine(ctx, g, 0, mpgpu::device::gpu(0));
@@ -251,19 +251,19 @@ void check_options(const options &opt, int ranks) {
     }
 }
 
-/// Method of exchanging the halo rows, with its data.
+/// Method of exchanging the halo rows, with the arrays and times of its runs.
 struct form {
     std::string name;
     std::unique_ptr<part> mine;
     std::unique_ptr<exchange> halos;
-    std::vector<double> seconds; // by turn
+    std::vector<double> seconds; // one for each run
 };
 
 form form_of(const char *name, const mpgpu::context &ctx, const halo::grid &g, int rank, mpgpu::device gpu) {
     return {name, std::make_unique<part>(ctx, g, rank, gpu), nullptr, {}};
 }
 
-/// Adds the methods that mpgpu is compared with.
+/// Adds the methods with which mpgpu is compared.
 void add_plain_forms(std::vector<form> &forms, const mpgpu::context &ctx, const options &opt, const halo::grid &g,
                      int rank, mpgpu::device gpu) {
     const int ranks = halo::rank_count(g);
@@ -303,7 +303,7 @@ int run(const options &opt, int rank, int ranks) {
     mpgpu::context_options machine;
     machine.topology = opt.topology;
 #ifndef JACOBI_CUDA
-    // CPU code sweeps in the devices' memory, which is possible only on virtual devices.
+    // The sweeps are CPU code, which can access only memory of virtual devices.
     machine.backend = mpgpu::backend::host;
 #endif
     const mpgpu::context ctx(machine);
@@ -311,7 +311,8 @@ int run(const options &opt, int rank, int ranks) {
     const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {gpu});
     const halo::grid g = grid_of(opt, ranks);
     const team all = team_of(MPI_COMM_WORLD, g);
-    // Each form has arrays of its own, because mpgpu may not be able to open memory that MPI has opened by CUDA IPC.
+    // Each method has its own arrays, because mpgpu may be unable to open memory that MPI has already opened by CUDA
+    // IPC.
     std::vector<form> forms;
     forms.push_back(form_of("mpgpu", ctx, g, rank, gpu));
     part &mine = *forms[0].mine;
@@ -352,7 +353,8 @@ int run(const options &opt, int rank, int ranks) {
         }
     }
     MPI_Bcast(&one.iterations, 1, MPI_INT, 0, MPI_COMM_WORLD);
-    // Each rank receives its rows of the reference. A row is one element, so that counts stay below 2^31.
+    // Each rank receives the rows of the reference result that correspond to its own. The MPI type is a whole row, so
+    // that counts stay below 2^31.
     MPI_Datatype row = MPI_DATATYPE_NULL;
     MPI_Type_contiguous(opt.nx, MPI_FLOAT, &row);
     MPI_Type_commit(&row);
@@ -362,7 +364,7 @@ int run(const options &opt, int rank, int ranks) {
     MPI_Type_free(&row);
 
     const mpgpu::buffer<float> initial = initial_values(ctx, opt, mine);
-    // The forms run in turns, so that other load of the machine affects all equally. Each result is verified.
+    // The methods alternate, so that other load of the machine affects all of them equally. Each result is verified.
     for (int turn = 0; turn < (opt.plain ? turns : 1); ++turn) {
         for (form &f : forms) {
             const bool first = turn == 0 && &f == forms.data();

@@ -42,7 +42,8 @@ def relax(xp, devices, rows, columns, steps):
             if xp is not numpy:
                 xp.cuda.Device(device).use()
             step(source, result)
-        # On GPUs this runs in the order of CuPy's current streams and the host does not wait. NumPy has no streams: wait for the request.
+        # On GPUs the copies run in the order of CuPy's current streams, and the host does not wait. NumPy has no streams, so wait for the
+        # request.
         request = plans[1 - number % 2].execute()
         if xp is numpy:
             request.synchronize()

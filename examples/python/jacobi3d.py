@@ -182,7 +182,8 @@ class Solver:
         places = list(itertools.product(*(range(count) for count in blocks)))
         owner = {place: number // blocks_each for number, place in enumerate(places)}
         self.blocks = [Block(arrays, field, place, blocks) for place in places if owner[place] == team.rank]
-        # All ranks iterate over the faces in the same order: the n-th channels that two ranks create to each other are connected.
+        # All ranks iterate over the faces in the same order, because the n-th channel that one rank creates to another is connected with
+        # the n-th channel that the other rank creates.
         channels = {}
         for place, (axis, side) in itertools.product(places, NEIGHBOURS):
             beyond = tuple(at + side * (each == axis) for each, at in enumerate(place))
@@ -220,7 +221,7 @@ def relax(node, options):
         factors.append(next(factor for factor in range(2, rest + 1) if rest % factor == 0))
         rest //= factors[-1]
     for number, factor in enumerate(factors):
-        domain[2 - number % 3] *= factor  # x first, which is the last index
+        domain[2 - number % 3] *= factor  # starts with x, which is the last index
     field = numpy.random.default_rng(1).random([extent + 2 for extent in domain])
     blocks = divide(domain, node.ranks * options.blocks)
     solvers = [Solver(name, arrays, team, field, blocks, options.blocks) for name in ("staged", "direct")]
@@ -236,7 +237,7 @@ def relax(node, options):
         for solver in solvers:
             for readings, sweeps in zip(solver.readings, (True, False)):
                 reading = solver.timed(options.iterations, sweeps)
-                if round_number:  # the first is for warm-up
+                if round_number:  # the first round is a warm-up
                     readings.append(reading)
     staged, direct = (solver.cells() for solver in solvers)
     right = right and all((one[1] == two[1]).all() for one, two in zip(staged, direct))
@@ -248,7 +249,7 @@ def relax(node, options):
             low, _, high = statistics.quantiles(readings, n=4) if len(readings) > 1 else readings * 3
             line += f" {median:10.1f} ({low:8.1f},{high:9.1f}) {statistics.median(base) / median:6.2f}"
         print(line, flush=True)
-    team.largest(0)  # no rank exits while others receive
+    team.largest(0)  # no rank may exit while others receive
     return right
 
 
@@ -291,7 +292,7 @@ def main():
             header()
         return 0 if relax(mpgpu.Node(MPI.COMM_WORLD), options) else 1
     spawn = multiprocessing.get_context("spawn")
-    # Counted in a process that exits, so that this one does not use a GPU.
+    # Count the GPUs in a process that exits, so that this process does not use a GPU.
     answer, question = spawn.Pipe(duplex=False)
     counter = spawn.Process(target=count_gpus, args=(question,))
     counter.start()

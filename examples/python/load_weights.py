@@ -74,7 +74,7 @@ def with_torch(options):
             if not right():
                 print(f"{method}: BYTES DIFFER")
                 return 1
-        # The first two create graphs, staging memory and streams.
+        # The first two executions create graphs, staging memory and streams, and are not counted.
         medians[method] = report(method, size, seconds[2:])
     fastest = min(value for method, value in medians.items() if method.startswith("torch"))
     print(f"mpgpu is {fastest / medians['mpgpu: one plan, pinned by mpgpu']:.2f} times as fast as torch; every byte right")

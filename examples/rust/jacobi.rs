@@ -2,24 +2,24 @@
 
 //! Jacobi relaxation on the devices of a node, in one process: `cargo run --example jacobi`.
 //!
-//! The mesh is divided by rows. One plan for each of two arrays exchanges the edge rows between devices, once per step, ordered by streams
-//! and events. The sweeps are host functions in the same streams, where a GPU program would launch kernels. The result is compared, bit by
-//! bit, with that of the whole mesh on one device.
+//! The rows of the mesh are divided among the devices. For each of two arrays, one plan exchanges the edge rows between devices, once per
+//! time step. Streams and events order the work. The sweeps are host functions in the same streams, where a GPU program would launch
+//! kernels. The result is compared, bit by bit, with that of the whole mesh on one device.
 
 use mpgpu::{BackendChoice, Buffer, Context, ContextOptions, Device, Error, Event, Stream, Transfer};
 use std::ops::Range;
 
-/// Elements of a row, including its two fixed ends.
+/// Number of elements in a row, including the two fixed elements at its ends.
 const ROW: usize = 1 << 12;
-/// Number of computed rows of the whole mesh.
+/// Number of rows of the whole mesh that are computed.
 const ROWS: usize = 61;
 const STEPS: usize = 50;
 
-/// Rows that a device computes, with a row of ghost cells at either end.
+/// Rows that one device computes, with a ghost row above and below.
 struct Part {
     rows: Range<usize>,
     stream: Stream,
-    /// Old and new values, alternating.
+    /// Two arrays, which alternate as old and new values.
     arrays: [Buffer<f64>; 2],
 }
 
@@ -30,18 +30,18 @@ impl Part {
         Ok(Part { stream: Stream::new(ctx, device)?, arrays: [array()?, array()?], rows })
     }
 
-    /// Returns row `index` of an array. Row 0 is a ghost row.
+    /// Returns row `index` of an array. Row 0 is the upper ghost row.
     fn row(&self, array: usize, index: usize) -> mpgpu::Slice<f64> {
         self.arrays[array].slice(index * ROW..(index + 1) * ROW)
     }
 
-    /// Enqueues a sweep from one array to the other.
+    /// Enqueues a sweep that reads the array with index `old` and writes the other array.
     fn sweep(&self, old: usize) -> Result<(), Error> {
         let (old, new, rows) = (self.arrays[old].clone(), self.arrays[1 - old].clone(), self.rows.len());
         self.stream.launch_host(move || {
             // SAFETY: streams and events order sweeps and exchanges, so nothing else uses these arrays now.
             let (old, new) = unsafe { (old.as_slice(), new.as_mut_slice()) };
-            // The CPU can access the memory of the host backend's devices.
+            // On the host backend, the CPU can access the memory of the devices.
             let (Some(old), Some(new)) = (old, new) else { return };
             for row in 1..=rows {
                 for x in row * ROW + 1..(row + 1) * ROW - 1 {
@@ -52,19 +52,19 @@ impl Part {
     }
 }
 
-/// Returns the initial values of a row. Boundary values depend on the position in the whole mesh, whose first and last row are fixed.
+/// Returns the initial values of a row of the whole mesh. The first and the last row of the mesh, and both ends of each row, are fixed.
 fn row_at_start(row: usize) -> Vec<f64> {
     let fixed = |x: usize| 1.0 + 0.01 * (row * 7 + x % 13) as f64;
     (0..ROW).map(|x| if row == 0 || row == ROWS + 1 || x == 0 || x == ROW - 1 { fixed(x) } else { 0.0 }).collect()
 }
 
-/// Returns the computed rows after all steps, on `devices` devices.
+/// Solves the problem on `devices` devices. Returns the computed rows after all time steps.
 fn relax(ctx: &Context, devices: usize) -> Result<Vec<f64>, Error> {
     let first = |part: usize| part * ROWS / devices;
     let parts: Vec<Part> = (0..devices)
         .map(|part| Part::new(ctx, Device::gpu(part as u32 % ctx.gpus()), first(part)..first(part + 1)))
         .collect::<Result<_, _>>()?;
-    // The rows at the edges are copied into the ghost rows of the neighbour.
+    // The edge rows of each part are copied into the ghost rows of its neighbours.
     let exchange = |array: usize| {
         let transfers = parts.windows(2).flat_map(|pair| {
             let (low, high) = (&pair[0], &pair[1]);
@@ -99,7 +99,7 @@ fn relax(ctx: &Context, devices: usize) -> Result<Vec<f64>, Error> {
     Ok(result)
 }
 
-/// Returns true if every bit of the result equals that of one device.
+/// Runs the example. Returns true if the result is bitwise equal to that of one device.
 pub fn run() -> Result<bool, Error> {
     // The sweeps run on the CPU, so the devices are virtual.
     let ctx = Context::with_options(&ContextOptions { backend: Some(BackendChoice::Host), ..Default::default() })?;
@@ -107,7 +107,7 @@ pub fn run() -> Result<bool, Error> {
     Ok(one.len() == ROWS * ROW && one.iter().map(|x| x.to_bits()).eq(several.iter().map(|x| x.to_bits())))
 }
 
-#[allow(dead_code)] // Of the program; the tests call `run`.
+#[allow(dead_code)] // Used only by the program; the tests call `run`.
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     if !run()? {
         return Err("the result of four devices differs from that of one".into());

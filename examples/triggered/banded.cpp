@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Jacobi's method for a system of linear equations whose matrix is a band around the diagonal, as in PROACT's paper.
-// The rows are divided among the GPUs, and each GPU has the whole vector of unknowns.
+// The rows of the matrix are divided among the GPUs, and each GPU has the whole vector of unknowns.
 #include "replicated.hpp"
 
 #include <cmath>
@@ -8,7 +8,8 @@
 
 namespace {
 
-/// Equations: off-diagonal coefficients, row by row, with zeros outside the matrix.
+/// System of equations. The off-diagonal coefficients are stored row by row, with zeros for positions outside the
+/// matrix.
 struct equations {
     std::size_t rows;
     std::size_t width; ///< coefficients per row
@@ -17,19 +18,19 @@ struct equations {
     std::vector<float> inverse; ///< reciprocal of the diagonal element
 };
 
-float small(std::size_t row, std::size_t at) { // in (-1, 1)
+float small(std::size_t row, std::size_t at) { // returns a value in (-1, 1)
     const auto mixed = edge_length(static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(at));
     return (static_cast<float>(mixed) - 32.5F) / 64.0F;
 }
 
-/// Generates equations with dominant diagonals, so that the method converges.
+/// Generates a system with a dominant diagonal, so that Jacobi's method converges.
 equations generated(std::size_t rows, std::size_t half) {
     equations made{rows, 2 * half + 1, std::vector<float>(rows * (2 * half + 1)), std::vector<float>(rows),
                    std::vector<float>(rows, 1.0F / static_cast<float>(2 * half + 1))};
     in_parallel(rows, [&](std::size_t first, std::size_t end) {
         for (std::size_t row = first; row < end; ++row) {
             for (std::size_t at = 0; at < made.width; ++at) {
-                const std::size_t column = row + at; // plus half
+                const std::size_t column = row + at; // offset by `half`
                 const bool is_inside = column >= half && column < rows + half && at != half;
                 made.beside[row * made.width + at] = is_inside ? small(row, at) : 0.0F;
             }
@@ -39,7 +40,8 @@ equations generated(std::size_t rows, std::size_t half) {
     return made;
 }
 
-/// Solves on the CPU with the summation order of the kernels: by lanes, then by pairs.
+/// Solves the system on the CPU. Sums are added in the same order as in the kernels: first by lanes of a warp, then in
+/// pairs.
 std::vector<float> solved(const equations &of, int steps) {
     const std::size_t half = of.width / 2;
     std::vector<float> x(of.rows, 0.0F);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Work of one block of each kernel. The source is shared by GPUs, where blocks have many threads, and virtual devices,
-// where a block is one thread.
+// Work of one thread block of each kernel. The same source is compiled for GPUs, on which a block has many threads, and
+// for virtual devices, on which a block is one thread.
 #ifndef MPGPU_EXAMPLES_TRIGGERED_BLOCKS_HPP
 #define MPGPU_EXAMPLES_TRIGGERED_BLOCKS_HPP
 
@@ -41,19 +41,20 @@ constexpr unsigned threads() {
 }
 #endif
 
-/// `outputs` in the form used by kernels.
+/// Transfers of a kernel's output (`outputs`) in the form that kernels use.
 class receivers {
   public:
     explicit receivers(const outputs &made) : receivers(made, std::make_index_sequence<most_receivers>()) {}
 
-    /// Returns the address at which this kernel stores the data that transfer `i` would otherwise move from `source`;
-    /// null if the transfer moves it.
+    /// Returns the address to which this kernel must store the data of transfer `i` itself. `source` is the address
+    /// from which the transfer would otherwise copy the data. Returns null if the transfer copies the data.
     template <class T> [[nodiscard]] TRIGGERED_FUNCTION T *destination(unsigned i, const T *source) const {
         T *const there = i < count_ ? static_cast<T *>(to_[i].destination()) : nullptr;
         return there != source ? there : nullptr;
     }
 
-    /// Stores an element of `source` at all destinations, if this kernel stores. Returns true if it did.
+    /// Stores an element of `source` at all destinations if this kernel must store its output itself. Returns true if
+    /// it did.
     template <class T> TRIGGERED_FUNCTION bool store(const T *source, std::size_t index, T value) const {
         if (destination(0, source) == nullptr) {
             return false;
@@ -64,14 +65,14 @@ class receivers {
         return true;
     }
 
-    /// Reports for all transfers that the whole block has written `count` elements from `first` on.
+    /// Reports to all transfers that the whole block has written `count` elements, starting with element `first`.
     template <class T> TRIGGERED_FUNCTION void ready(std::size_t first, std::size_t count) const {
         if (count_ > 0) {
             mpgpu::trigger::ready_range(to_, count_, first * sizeof(T), count * sizeof(T));
         }
     }
 
-    /// Reports the same for transfer `i` only.
+    /// Reports to transfer `i` only that the whole block has written `count` elements, starting with element `first`.
     template <class T> TRIGGERED_FUNCTION void ready_at(unsigned i, std::size_t first, std::size_t count) const {
         if (i < count_) {
             to_[i].ready_range(first * sizeof(T), count * sizeof(T));
@@ -92,7 +93,8 @@ struct range {
     std::size_t end;
 };
 
-/// Returns the contiguous elements of a block. Blocks that start first write the first elements.
+/// Returns the range of elements that one block computes. Blocks with low numbers, which start first, compute the first
+/// elements.
 TRIGGERED_FUNCTION range share_of(std::size_t elements, unsigned block, unsigned of) {
     const std::size_t each = (elements + of - 1) / of;
     const std::size_t first = block * each;
@@ -106,7 +108,7 @@ TRIGGERED_FUNCTION word compute(word value, unsigned work) {
     return value;
 }
 
-/// Kernel of the microbenchmark, and of the first GPU of the pipeline.
+/// Computes the result of the microbenchmark, and of the first GPU of the pipeline.
 TRIGGERED_FUNCTION void make(const making &task, const receivers &out, unsigned block) {
     const range mine = share_of(task.words, block, making_blocks);
     for (std::size_t i = mine.first + thread(); i < mine.end; i += threads()) {
@@ -118,7 +120,7 @@ TRIGGERED_FUNCTION void make(const making &task, const receivers &out, unsigned 
     out.ready<word>(mine.first, mine.end - mine.first);
 }
 
-/// Incoming partitions that a kernel waits for and processes as they arrive.
+/// Input of a kernel that arrives in partitions. The kernel processes each partition when it has arrived.
 struct incoming {
     explicit incoming(const consuming &task) : from(task.in_trigger), arrived(task.arrived), before(task.before) {}
     mpgpu::trigger from;
@@ -127,8 +129,9 @@ struct incoming {
 };
 
 #ifdef __CUDACC__
-/// One block polls host memory, which contains the arrival flags, and notifies the others through memory of the GPU: if
-/// many blocks polled host memory, they would slow down copies on its link.
+/// Polls the arrival flags, in one block of the kernel. The flags are in host memory. This block notifies the other
+/// blocks through memory of the GPU, because polling of host memory by many blocks would slow down copies on the same
+/// link.
 TRIGGERED_FUNCTION void watch(const incoming &in) {
     for (std::uint32_t partition = 0; partition < in.from.partitions(); ++partition) {
         in.from.wait(partition);
@@ -160,7 +163,7 @@ inline void wait_for(const incoming &in, std::size_t last_byte) {
 }
 #endif
 
-/// Kernel of the second GPU of the pipeline: processes one share of its input.
+/// Computes one share of the result of the second GPU of the pipeline, from the same share of its input.
 TRIGGERED_FUNCTION void consume(const consuming &task, const incoming &in, const receivers &out, unsigned share) {
     const range mine = share_of(task.words, share, making_blocks);
     if (task.early && mine.end > mine.first) {
@@ -175,14 +178,14 @@ TRIGGERED_FUNCTION void consume(const consuming &task, const incoming &in, const
     out.ready<word>(mine.first, mine.end - mine.first);
 }
 
-/// Returns a point's new value from its neighbours. The same operands are added in the same order everywhere, so
-/// results are bitwise equal however the rows are divided.
+/// Returns the new value of a point from those of its neighbours. The operands are always added in the same order, so
+/// the result does not depend on how the rows are divided.
 TRIGGERED_FUNCTION float relaxed(float left, float right, float above, float below) {
     return 0.25F * ((right + left) + (below + above));
 }
 
-/// Jacobi sweep. The first blocks compute the rows that are sent, each a piece of one row, so that these rows move
-/// while the other blocks compute.
+/// Computes a Jacobi sweep. The first blocks compute the rows that must be sent, each block a part of one row. These
+/// rows are copied while the other blocks compute.
 TRIGGERED_FUNCTION void sweep(const sweeping &task, const receivers &out, unsigned block) {
     const std::size_t nx = task.nx;
     const auto pieces = static_cast<unsigned>(edge_pieces(nx));
@@ -231,8 +234,8 @@ TRIGGERED_FUNCTION range edges_of(const graph_part &part, std::size_t row) {
     return {part.offsets[row], part.offsets[row + 1]};
 }
 
-/// PageRank. The vector contains each vertex's rank divided by its number of edges, which is the value that its
-/// neighbours read.
+/// PageRank. The vector holds the rank of each vertex divided by the vertex's number of outgoing edges, because this is
+/// the value that neighbours add up.
 struct rank_rule {
     using value = float;
     const ranking &task;
@@ -247,14 +250,15 @@ struct rank_rule {
     }
 };
 
-/// Jacobi's method for a band matrix. All rows have the same number of terms, some of which are outside the matrix.
+/// Jacobi's method for a band matrix. All rows have the same number of terms. Some terms are outside the matrix and are
+/// skipped.
 struct relax_rule {
     using value = float;
     const relaxing &task;
     [[nodiscard]] TRIGGERED_FUNCTION range terms(std::size_t) const { return {0, task.width}; }
     [[nodiscard]] TRIGGERED_FUNCTION value none() const { return 0; }
     [[nodiscard]] TRIGGERED_FUNCTION value with(value sum, std::size_t at, std::size_t row) const {
-        const std::size_t column = task.first + row + at; // plus half of the width
+        const std::size_t column = task.first + row + at; // offset by half of the width
         const std::size_t half = task.width / 2;
         return column >= half && column < task.all + half
                    ? fused(task.beside[row * task.width + at], task.x[column - half], sum)
@@ -266,7 +270,7 @@ struct relax_rule {
     }
 };
 
-/// Shortest paths by sweeps of the Bellman-Ford algorithm. The vector contains distances.
+/// Shortest paths by sweeps of the Bellman-Ford algorithm. The vector holds the distance of each vertex.
 struct distance_rule {
     using value = std::uint32_t;
     const shortening &task;
@@ -282,15 +286,15 @@ struct distance_rule {
     [[nodiscard]] TRIGGERED_FUNCTION value made(value least, std::size_t row) const {
         const value old = task.x[task.part.first + row];
         if (least < old) {
-            *task.changed = task.step; // all writers store the same value
+            *task.changed = task.step; // concurrent writers store the same value
             return least;
         }
         return old;
     }
 };
 
-/// Combines the terms of a row in 32 parts, then in a tree of pairs. Parts and tree are equal on CPU and GPU, so sums
-/// are bitwise equal.
+/// Adds up the terms of a row as 32 partial sums, which are then added in a tree of pairs. The order is the same on CPU
+/// and GPU, so results are bitwise equal.
 template <class Rule> TRIGGERED_FUNCTION typename Rule::value sum_of(const Rule &rule, std::size_t row) {
     using Value = typename Rule::value;
     const range terms = rule.terms(row);
@@ -319,8 +323,8 @@ template <class Rule> TRIGGERED_FUNCTION typename Rule::value sum_of(const Rule 
 #endif
 }
 
-/// One step: a warp computes the values of 32 rows and stores them together. `made` contains the values of all `rows`
-/// rows.
+/// Computes one time step. Each warp computes the values of 32 rows and stores them together. `made` holds the values
+/// of all `rows` rows.
 template <class Rule, class Value>
 TRIGGERED_FUNCTION void step(const Rule &rule, std::size_t rows, Value *made, const receivers &out, unsigned block) {
     const std::size_t first = std::size_t{block} * rows_per_block;
@@ -349,7 +353,7 @@ TRIGGERED_FUNCTION void step(const Rule &rule, std::size_t rows, Value *made, co
     out.ready<Value>(first, end - first);
 }
 
-/// Alternating least squares: one thread fits one vertex.
+/// Computes one time step of alternating least squares. Each thread computes the factors of one vertex.
 TRIGGERED_FUNCTION void fit(const fitting &task, const receivers &out, unsigned block) {
     const std::size_t first = std::size_t{block} * rows_per_block;
     const std::size_t end = first + rows_per_block < task.part.rows ? first + rows_per_block : task.part.rows;
@@ -369,8 +373,8 @@ TRIGGERED_FUNCTION void fit(const fitting &task, const receivers &out, unsigned 
     out.ready<latent>(first, end - first);
 }
 
-/// Stores `each` contiguous words at a time. The simultaneous stores of a warp go to different lines of memory: a
-/// region of 32 lines is written piece by piece.
+/// Stores words in groups of `each` contiguous words. The stores that a warp makes at the same time go to different
+/// lines of memory, so that each region of 32 lines is filled group by group.
 TRIGGERED_FUNCTION void scatter(const scattering &task, unsigned block) {
     constexpr std::size_t region = std::size_t{line_words} * region_lines;
     const std::size_t base = block * region;

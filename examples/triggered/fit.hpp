@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Least squares for one vertex, with the same operations in the same order on CPU and GPU, so that results are bitwise
+// Least-squares fit of one vertex. CPU and GPU do the same operations in the same order, so that results are bitwise
 // equal.
 #ifndef MPGPU_EXAMPLES_TRIGGERED_FIT_HPP
 #define MPGPU_EXAMPLES_TRIGGERED_FIT_HPP
@@ -14,7 +14,7 @@
 #define TRIGGERED_UNROLLED
 #endif
 
-/// Returns a * b + c, explicitly fused so that all compilers round once.
+/// Returns a * b + c as an explicit fused multiply-add, so that all compilers round only once.
 TRIGGERED_BOTH float fused(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
     return __fmaf_rn(a, b, c);
@@ -31,7 +31,7 @@ TRIGGERED_BOTH float divided(float a, float b) {
 #endif
 }
 
-/// Normal equations of a vertex: the factors of its neighbours, and their ratings.
+/// Normal equations for the factors of one vertex, from the factors of its neighbours and the ratings.
 class normal_equations {
   public:
     TRIGGERED_BOTH normal_equations() {
@@ -52,7 +52,7 @@ class normal_equations {
         }
     }
 
-    /// Solves the equations by the square-root-free Cholesky method.
+    /// Solves the equations by the Cholesky method without square roots, and returns the factors.
     TRIGGERED_BOTH latent solved() {
         TRIGGERED_UNROLLED
         for (unsigned j = 0; j < factor_size; ++j) {

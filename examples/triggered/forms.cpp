@@ -28,13 +28,12 @@ mpgpu::context_options machine_of(const options &opt) {
     mpgpu::context_options result;
     result.topology = opt.topology;
 #ifndef TRIGGERED_CUDA
-    result.backend =
-        mpgpu::backend::host; // the kernels are CPU code, which can access only the memory of virtual devices
+    result.backend = mpgpu::backend::host; // the kernels are CPU code, which can access only memory of virtual devices
 #endif
     return result;
 }
 
-constexpr int most_gpus = 4; // unless more are requested
+constexpr int most_gpus = 4; // maximum unless the command line requests more
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -76,7 +75,7 @@ std::vector<form> all_forms(const options &opt) {
 
 namespace {
 
-/// Returns the fastest partitioning found by trials with the program's own kernel.
+/// Returns the fastest partitioning, which is determined by trials with the program's own kernel, or read from `file`.
 mpgpu::partitioning tuned(const machine &m, const std::string &file, const std::vector<mpgpu::window> &windows,
                           const std::vector<mpgpu::node_transfer> &transfers, mpgpu::device where,
                           const mpgpu::plan_options &options, bool arrivals, const producer &launch) {
@@ -122,7 +121,7 @@ mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfe
         std::vector<mpgpu::node_transfer> transfers;
         for (const mpgpu::transfer &copy : copies) {
             const auto first = static_cast<std::uint32_t>(windows.size());
-            // The transfer determines that this window is only read.
+            // This window is only read, because the transfer uses it as its source.
             // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
             windows.push_back({const_cast<void *>(copy.src), copy.bytes});
             windows.push_back({copy.dst, copy.bytes});
@@ -134,7 +133,7 @@ mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfe
             how = tuned(m, way.tuned, windows, transfers, where, plan_options, arrivals, launch);
         }
         how.arrivals = arrivals;
-        how.stores = true; // the kernels store if their trigger requests it
+        how.stores = true; // the kernels can store their output themselves
         plan_.emplace(m.node.plan(windows, transfers, how, plan_options));
         is_armed_ = way.how != form::way::told;
         out_.count = static_cast<unsigned>(copies.size());
@@ -151,7 +150,7 @@ void mover::arm(const mpgpu::stream &stream) const {
 }
 
 void mover::move(const mpgpu::stream &stream, int gpu) const {
-    // A plan that is armed in other forms but not in this one exists only for its triggers.
+    // In the form that only reports readiness, the plan exists only to provide triggers and is not executed.
     if (plan_ && (is_armed_ || out_.count == 0)) {
         plan_->enqueue(stream);
     }
@@ -165,8 +164,8 @@ run::run(const machine &m, const application &app, form way) : app_(app), form_(
     for (int gpu = 0; gpu < app.gpus; ++gpu) {
         producers += app.sends(gpu, 0).empty() ? 0 : 1;
     }
-    // Independent plans would compete for host memory. If several GPUs send concurrently, each transfer uses only the
-    // direct link.
+    // If several GPUs send at the same time, each transfer uses only the direct link, because independent plans would
+    // compete for the bandwidth of host memory.
     const std::uint32_t paths = producers > 1 ? 1 : 0;
     std::vector<std::set<int>> senders(static_cast<std::size_t>(app.gpus));
     for (int gpu = 0; gpu < app.gpus; ++gpu) {
@@ -174,7 +173,7 @@ run::run(const machine &m, const application &app, form way) : app_(app), form_(
         parts_.push_back({mpgpu::stream(m.ctx, where), mpgpu::event(m.ctx), {}, {}});
         for (int parity = 0; parity < 2; ++parity) {
             const std::vector<mpgpu::transfer> copies = app.sends(gpu, parity);
-            // Readers wait for the end of a step.
+            // The receivers wait for the end of a time step, not for single partitions.
             const auto launch = [&app, gpu, parity](const mpgpu::stream &stream, const outputs &out) {
                 app.launch(stream, gpu, parity, out);
             };
@@ -208,7 +207,8 @@ double run::seconds(double &enqueued) {
     int step = 0;
     while (step < app_.steps) {
         const auto parity = static_cast<std::size_t>(step % 2);
-        // All waits precede the first event of this step, because they refer to the previous step.
+        // All waits are enqueued before the first event of this time step is recorded, because they refer to the
+        // previous time step.
         for (const part &p : parts_) {
             for (const int sender : p.senders) {
                 if (step > 0) {
@@ -231,7 +231,7 @@ double run::seconds(double &enqueued) {
             const auto enqueued_so_far = std::chrono::steady_clock::now();
             synchronize();
             waited += seconds_since(enqueued_so_far);
-            // The CPU's result determines the expected number of steps.
+            // The CPU's result determines after which number of time steps the computation must end.
             if (app_.has_ended(step) != (step == app_.steps) && moves()) {
                 ended_wrong_ = true;
                 break;
@@ -302,7 +302,7 @@ int compare(const machine &m, const application &app, const application *one, co
     std::vector<std::vector<double>> times(runs.size());
     std::vector<std::vector<double>> enqueued(runs.size());
     std::set<std::string> wrong;
-    // The forms run in turns, so that other load of the machine affects all equally.
+    // The forms alternate, so that other load of the machine affects all of them equally.
     for (int round = 0; round <= opt.rounds; ++round) {
         for (std::size_t i = 0; i < runs.size(); ++i) {
             double enqueuing = 0;
@@ -345,8 +345,8 @@ int compare(const machine &m, const application &app, const application *one, co
         if (one != nullptr) {
             std::printf("%9.3f ", median(times[0]) / took);
         }
-        // Share of the time of plain copies that is hidden, relative to kernels that report what is ready (PROACT,
-        // section V.C). On shared CPUs it is noise.
+        // Percentage of the plain copies' time that is hidden behind the kernel, relative to kernels that only report
+        // readiness (PROACT, section V.C). On shared CPUs this value is noise.
         const double hidden = 100 * (1 - (took - told) / (copies - limit));
         const bool overlaps = !m.is_virtual() && runs[i]->moves() && i > first + 3 && copies > 1.01 * limit;
         std::printf("%9.3f %9.3f %9.3f", copies / took, plan / took, limit / took);

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-/// Method of moving the output of a kernel to its destination.
+/// Method of moving a kernel's output to its destinations.
 struct form {
     enum class way {
         alone,  ///< not moved: the limit in which transfers cost nothing; received data is wrong
@@ -30,45 +30,48 @@ struct form {
     std::string tuned{};              ///< file with the results of trials that determine the partitions
 };
 
-/// Function that enqueues the kernel whose output a mover moves.
+/// Function that enqueues the kernel whose output must be moved.
 using producer = std::function<void(const mpgpu::stream &stream, const outputs &out)>;
 
-/// Returns the forms to compare: first the two without transfers, then the two with bulk transfers.
+/// Returns the forms to compare. The first two copy nothing, the next two copy the whole output after the kernel, and
+/// the others copy it in partitions.
 std::vector<form> all_forms(const options &opt);
 
-/// Computation of GPUs in successive steps, with the transfers of each step.
+/// Computation on several GPUs in time steps, with the transfers of each time step.
 struct application {
     int gpus = 1;
     int steps = 1; ///< back to back
-    /// Returns the outputs and destinations of a GPU's kernel in a step of this parity.
+    /// Returns the transfers of a GPU's output in time steps with this parity.
     std::function<std::vector<mpgpu::transfer>(int gpu, int parity)> sends;
-    /// Enqueues a GPU's kernel of a step. The `i`-th output belongs to the `i`-th transfer of `sends`.
+    /// Enqueues the kernel of a GPU for a time step. The `i`-th entry of `out` belongs to the `i`-th transfer of
+    /// `sends`.
     std::function<void(const mpgpu::stream &stream, int gpu, int step, const outputs &out)> launch;
-    /// Sets all memory to its state before the first step, and memory of received data to wrong values.
+    /// Sets all memory to its state before the first time step, and overwrites memory for received data with wrong
+    /// values.
     std::function<void()> reset;
-    /// Returns the number of elements that differ from the CPU's result after `steps` steps.
+    /// Returns the number of elements that differ from the CPU's result after `steps` time steps.
     std::function<std::size_t()> wrong;
-    /// True if each GPU reads the output of all others from the previous step without transfers.
+    /// True if each GPU reads the output of all others from the previous time step directly, without transfers.
     bool all_read = false;
-    /// Number of steps between two tests for the end, at which the host waits; 0: no tests.
+    /// Number of time steps between two tests for the end, for which the host waits; 0 if there are no tests.
     int check = 0;
-    /// Returns true if the previous step changed nothing.
+    /// Returns true if the previous time step changed nothing, so that the computation has ended.
     std::function<bool(int step)> has_ended;
 };
 
-/// Resources shared by all programs.
+/// Context, node and device operations that all programs use.
 struct machine {
     mpgpu::context ctx;
     const device_code &code;
     mpgpu::node node;
     int gpus; ///< GPUs to use
 
-    /// Throws `std::invalid_argument` if there are not enough GPUs.
+    /// Throws `std::invalid_argument` if the machine has too few GPUs.
     explicit machine(const options &opt);
     [[nodiscard]] bool is_virtual() const { return ctx.backend() == mpgpu::backend::host; }
 };
 
-/// Location of data that all GPUs use.
+/// Location of data that all GPUs read.
 enum class placement {
     each,   ///< a copy on each GPU
     unified ///< one copy in unified memory, with hints; nothing is moved
@@ -77,21 +80,22 @@ enum class placement {
 using shared_memory = std::unique_ptr<void, void (*)(void *)>;
 shared_memory share_memory(const machine &m, std::size_t bytes);
 
-/// True if several GPUs can use unified memory concurrently.
+/// True if several GPUs can access unified memory at the same time.
 bool shares_memory(const machine &m);
 
-/// Moves the transfers of a step in one form.
+/// Moves the output of one kernel by the transfers of a time step, in one form.
 class mover {
   public:
-    /// `paths` is `mpgpu::plan_options::max_paths`, and `arrivals` that of `mpgpu::partitioning`. `launch` is used by
-    /// forms that are tuned. Throws `mpgpu::not_supported`.
+    /// Prepares the transfers. `paths` is used as `mpgpu::plan_options::max_paths`, and `arrivals` as
+    /// `mpgpu::partitioning::arrivals`. `launch` enqueues the kernel for trials in forms that are tuned. Throws
+    /// `mpgpu::not_supported` if the form is not supported.
     mover(const machine &m, const form &way, const std::vector<mpgpu::transfer> &copies, std::uint32_t paths,
           bool arrivals, const producer &launch);
-    /// Called before the kernel, in its stream.
+    /// Prepares the transfers for the next time step. Must be called before the kernel, in the same stream.
     void arm(const mpgpu::stream &stream) const;
-    /// Called after the kernel.
+    /// Completes the transfers of the time step. Must be called after the kernel, in the same stream.
     void move(const mpgpu::stream &stream, int gpu) const;
-    /// Returns the argument for the kernel.
+    /// Returns the argument that the kernel needs to report or store its output.
     [[nodiscard]] const outputs &out() const { return out_; }
 
   private:
@@ -102,16 +106,16 @@ class mover {
     outputs out_;
 };
 
-/// Application in one form.
+/// Application with all resources to run it in one form.
 class run {
   public:
     run(const machine &m, const application &app, form way);
-    /// Returns the seconds per step, averaged over all steps back to back. `enqueued` receives the part in which the
-    /// host enqueues.
+    /// Runs all time steps back to back and returns the mean time of one in seconds. `enqueued` receives the part of
+    /// this time in which the host enqueues work.
     double seconds(double &enqueued);
     [[nodiscard]] const std::string &name() const { return form_.name; }
     [[nodiscard]] bool moves() const { return form_.how != form::way::alone && form_.how != form::way::told; }
-    /// True if it ended after a different number of steps than on the CPU.
+    /// True if the last run ended after a different number of time steps than on the CPU.
     [[nodiscard]] bool ended_wrong() const { return ended_wrong_; }
     [[nodiscard]] const application &app() const { return app_; }
 
@@ -128,29 +132,29 @@ class run {
     bool ended_wrong_ = false;
 };
 
-/// Runs all forms of an application in turns and prints a table: medians, spread, speed-up compared with `one` (the
-/// application on one GPU, if known) and with bulk transfers, fraction of the limit, and hidden share of the copy time.
-/// `unified` is the application in unified memory, if available. Verifies every form before the first round and after
-/// the last. Returns the number of forms with a wrong result.
+/// Runs an application in all forms, which alternate, and prints a table. The table has medians, spread, speed-up
+/// compared with `one` (the application on one GPU, null if unknown) and with bulk transfers, fraction of the limit,
+/// and the part of the copy time that is hidden. `unified` is the application in unified memory, if available. Verifies
+/// every form before the first round and after the last. Returns the number of forms with a wrong result.
 int compare(const machine &m, const application &app, const application *one, const options &opt,
             const application *unified = nullptr);
 
 double median(std::vector<double> values);
 
-/// Calls `task(first, end)` for parts of `count` elements on several threads, and waits for all.
+/// Divides `count` elements among several threads, calls `task(first, end)` for each part, and waits for all threads.
 void in_parallel(std::size_t count, const std::function<void(std::size_t first, std::size_t end)> &task);
 
-/// Returns how many of `count` elements are wrong.
+/// Returns the number of elements, out of `count`, that are wrong.
 std::size_t count_wrong(std::size_t count, const std::function<bool(std::size_t index)> &is_wrong);
 
-/// Copies and waits.
+/// Copies `src` to `dst` and waits until the copy has finished.
 template <class Dst, class Src> void copy_now(const machine &m, Dst &&dst, Src &&src) {
     const mpgpu::plan plan(m.ctx, {mpgpu::make_transfer(dst, src)});
     const mpgpu::stream stream(m.ctx, mpgpu::device::gpu(0));
     plan.execute(stream).synchronize();
 }
 
-/// The programs. Each returns the number of wrong results.
+/// The programs of this example. Each function returns the number of wrong results.
 int microbenchmark(const machine &m, const options &opt);
 int jacobi(const machine &m, const options &opt);
 int banded(const machine &m, const options &opt);

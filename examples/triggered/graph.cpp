@@ -19,7 +19,8 @@ std::uint64_t mix(std::uint64_t value) { // SplitMix64
     return value ^ (value >> 31U);
 }
 
-/// Returns a permutation of the numbers below 2^scale. Each step is invertible.
+/// Maps a number below 2^scale to another one. The function is a permutation, because each of its operations is
+/// invertible.
 std::uint32_t renumbered(std::uint32_t vertex, unsigned scale) {
     const auto mask = static_cast<std::uint32_t>((std::uint64_t{1} << scale) - 1);
     for (int round = 0; round < 3; ++round) {
@@ -29,8 +30,9 @@ std::uint32_t renumbered(std::uint32_t vertex, unsigned scale) {
     return vertex;
 }
 
-/// Returns source and target of edge number `index`. The four quarters of the matrix have 0.45, 0.22, 0.22 and 0.11 of
-/// the edges. This is less skewed than Graph500, whose largest vertex would keep one block busy long after all others.
+/// Returns source and target of edge number `index`. The four quarters of the adjacency matrix have 0.45, 0.22, 0.22
+/// and 0.11 of the edges. This distribution is less skewed than that of Graph500, in which the largest vertex would
+/// keep one block busy long after all others have finished.
 std::pair<std::uint32_t, std::uint32_t> edge(std::uint64_t index, unsigned scale, std::uint64_t seed) {
     constexpr std::uint32_t a = 29491;
     constexpr std::uint32_t b = a + 14418;
@@ -56,7 +58,7 @@ graph generate(unsigned scale, unsigned degree, std::uint64_t seed) {
     const std::size_t vertices = std::size_t{1} << scale;
     const std::size_t edges = vertices * degree;
     graph made;
-    // Several threads count and fill in the edges. Sorting makes the order of each vertex's edges reproducible.
+    // Several threads count and insert the edges. Sorting the edges of each vertex makes the result reproducible.
     std::vector<std::atomic<std::uint32_t>> incoming(vertices);
     std::vector<std::atomic<std::uint32_t>> outgoing(vertices);
     in_parallel(edges, [&](std::size_t first, std::size_t end) {

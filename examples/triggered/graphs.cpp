@@ -11,7 +11,7 @@ namespace {
 
 constexpr float damping = 0.85F;
 
-/// Edges to the vertices of one GPU.
+/// Edges that lead to the vertices of one GPU, in memory of that GPU.
 class edges_on {
   public:
     edges_on(const machine &m, const graph &g, int gpu, share rows)
@@ -33,7 +33,7 @@ class edges_on {
     mpgpu::buffer<std::uint32_t> sources_;
 };
 
-/// Data of a GPU for PageRank.
+/// Data of one GPU for PageRank.
 struct rank_data {
     edges_on edges;
     mpgpu::buffer<float> weight;
@@ -68,14 +68,14 @@ int page_rank(const machine &m, const options &opt, const graph &g) {
     return compare_all(m, task, opt);
 }
 
-/// Data of a GPU for shortest paths: its edges, and the last step in which a distance decreased.
+/// Data of one GPU for shortest paths: its edges, and the number of the last time step in which a distance decreased.
 struct distance_data {
     edges_on edges;
     mpgpu::buffer<std::uint32_t> changed;
 };
 
 int shortest_paths(const machine &m, const options &opt, const graph &g) {
-    // The root is the vertex with most edges, so that most others are reachable.
+    // The root is the vertex with the most edges, so that most other vertices are reachable from it.
     const auto root =
         static_cast<std::uint32_t>(std::max_element(g.outgoing.begin(), g.outgoing.end()) - g.outgoing.begin());
     problem<std::uint32_t> task;
@@ -83,7 +83,7 @@ int shortest_paths(const machine &m, const options &opt, const graph &g) {
     task.after[0] = distances(g, root, sweeps);
     task.first.assign(g.vertices(), unreached);
     task.first[root] = 0;
-    // The end is detected at the next test.
+    // The computation ends at the first test after the last change.
     task.steps = (sweeps + opt.check - 1) / opt.check * opt.check;
     task.check = opt.check;
     task.prepare = [&](const std::vector<share> &shares) {
@@ -120,8 +120,8 @@ int shortest_paths(const machine &m, const options &opt, const graph &g) {
     return compare_all(m, task, opt);
 }
 
-/// Alternating least squares: even steps fit raters to rated items, odd steps the reverse. An edge is a rating of its
-/// source by its target.
+/// Runs alternating least squares. Even time steps fit the raters to the rated items, and odd time steps fit the items
+/// to the raters. An edge is a rating of its source by its target.
 int least_squares(const machine &m, const options &opt, const graph &g) {
     const graph back = transposed(g);
     problem<latent> task;

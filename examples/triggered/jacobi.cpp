@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Two-dimensional Jacobi relaxation. The rows are divided among the GPUs. The first blocks of a sweep compute the rows
-// that the neighbours need, which move while the other blocks compute. Values on the boundary of the domain are fixed.
+// Two-dimensional Jacobi relaxation. The rows are divided among the GPUs. The first thread blocks of a sweep compute
+// the rows that the neighbours need. These rows are copied while the other blocks compute. Values on the boundary of
+// the domain are fixed.
 #include "forms.hpp"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace {
 
 constexpr float poison = -1e30F;
 
-/// Rows of one GPU, between two halo rows.
+/// Rows that one GPU computes, between two halo rows.
 struct part {
     std::size_t first; ///< row of the domain that is row 1 here
     std::size_t rows;
@@ -25,7 +26,7 @@ struct part {
     }
 };
 
-/// Whole domain in host memory.
+/// Initial and expected values of the whole domain, in host memory.
 struct whole {
     whole(const machine &m, std::size_t columns, std::size_t rows, int sweeps);
     std::size_t nx;
@@ -37,10 +38,11 @@ struct whole {
     std::vector<float> expected;   ///< after the last sweep
 };
 
-/// Domain on one or more GPUs.
+/// Domain that is divided among one or more GPUs.
 class domain {
   public:
-    /// With `to_host` the first and the last row are sent to host memory instead of another GPU.
+    /// Divides the domain among `gpus` GPUs. If `to_host` is true, the first and the last row are sent to host memory
+    /// instead of another GPU.
     domain(const machine &m, whole &values, int gpus, bool to_host, placement where = placement::each)
         : machine_(m), values_(values), nx_(values.nx) {
         const std::size_t ny = values.ny;
@@ -85,7 +87,7 @@ class domain {
     std::vector<mpgpu::transfer> sends(int gpu, int parity) {
         const auto index = static_cast<std::size_t>(gpu);
         part &here = parts_[index];
-        // Step n writes the array that step n + 1 reads.
+        // Time step n writes the array that time step n + 1 reads.
         const int written = 1 - parity;
         std::vector<mpgpu::transfer> rows;
         if (!shared_.empty()) {
@@ -141,7 +143,8 @@ class domain {
         std::fill_n(to_host_.data(), to_host_.size(), poison);
     }
 
-    /// Compares each GPU's rows, including its halo rows, which the neighbours have computed.
+    /// Compares the rows of each GPU, and its halo rows, which its neighbours have computed. Returns the number of
+    /// wrong elements.
     std::size_t wrong() {
         const auto last = static_cast<std::size_t>(app_.steps % 2);
         std::size_t bad = 0;
@@ -156,7 +159,8 @@ class domain {
         }
         if (to_host_.size() > 0) {
             const part &p = parts_[0];
-            // The kernel does not store fixed values, but copies move them.
+            // The fixed values at the ends of a row are compared only if they were copied, because the kernel does not
+            // store them.
             bad += differ(to_host_.data() + 1, p.first * nx_ + 1, nx_ - 2) +
                    differ(to_host_.data() + nx_ + 1, (p.first + p.rows - 1) * nx_ + 1, nx_ - 2);
         }
@@ -176,7 +180,7 @@ class domain {
     application app_;
 };
 
-/// Sets all values to zero, with a sine at both ends of x.
+/// Sets the initial values: zero, with a sine at both ends of x.
 void set_first(mpgpu::buffer<float> &first, std::size_t nx, std::size_t ny) {
     std::fill_n(first.data(), first.size(), 0.0F);
     for (std::size_t y = 0; y < ny; ++y) {
@@ -187,7 +191,7 @@ void set_first(mpgpu::buffer<float> &first, std::size_t nx, std::size_t ny) {
     }
 }
 
-/// Computes `steps` sweeps on the CPU, with the same operands in the same order as in blocks.hpp.
+/// Computes `steps` sweeps on the CPU. Operands are added in the same order as in blocks.hpp.
 std::vector<float> swept(const mpgpu::buffer<float> &first, std::size_t nx, std::size_t ny, int steps) {
     std::vector<float> a(first.data(), first.data() + first.size());
     std::vector<float> a_new = a;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Reads the coordinate format of Matrix Market. Packaged C++ readers come only with whole solver libraries, so this is
-// a small reader that supports what a graph needs and refuses the rest.
+// Reads graphs in the coordinate format of Matrix Market. Available C++ readers are parts of large solver libraries, so
+// this example has its own small reader, which supports only what a graph needs and refuses everything else.
 #include "graph.hpp"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ class reader {
         return std::invalid_argument("-matrix " + path_ + ": line " + std::to_string(line_) + ": " + why);
     }
 
-    /// Reads the next non-empty line. Returns false at the end.
+    /// Reads the next line that is not empty. Returns false at the end of the file.
     bool next(std::string &text) {
         while (std::getline(file_, text)) {
             ++line_;
@@ -51,7 +51,7 @@ std::string lowered(std::string text) {
     return text;
 }
 
-/// Reads a number from 1 to `most`.
+/// Reads a whole number from 1 to `most`. Returns false if there is none.
 bool take(std::istringstream &in, std::uint64_t most, std::uint64_t &value) {
     std::string digits;
     if (!(in >> digits) || digits.size() > 18 || digits.find_first_not_of("0123456789") != std::string::npos) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// A kernel that computes for as long as its result takes to move (the microbenchmark of PROACT, ISCA 2021). In this
-// case overlap gains most, at most a factor of two.
+// Kernel whose computation takes as long as the copies of its result (the microbenchmark of PROACT, ISCA 2021). In this
+// case overlap is most effective, with a gain of up to a factor of two.
 #include "forms.hpp"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ int to(const machine &m, const options &opt, int receivers) {
     std::vector<mpgpu::buffer<word>> destinations;
     destinations.reserve(static_cast<std::size_t>(receivers));
     for (int i = 0; i < receivers; ++i) {
-        // With a single GPU, host memory is the destination.
+        // With a single GPU, the result is sent to host memory.
         destinations.emplace_back(m.ctx, m.gpus > 1 ? mpgpu::device::gpu(i + 1) : mpgpu::device::host(), words);
     }
     unsigned work = 64;
@@ -66,7 +66,7 @@ int to(const machine &m, const options &opt, int receivers) {
         times.erase(times.begin());
         return median(times);
     };
-    // The work is adjusted to the time of the plain copies.
+    // The amount of work is adjusted until the kernel takes as long as the plain copies.
     app.launch = [](const mpgpu::stream &, int, int, const outputs &) {};
     const double copies = median_of(form::way::copies);
     app.launch = [&](const mpgpu::stream &stream, int gpu, int step, const outputs &out) {

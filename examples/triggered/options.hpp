@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-/// Command line. 0 selects a size that suits the backend: large on GPUs, small on virtual devices.
+/// Command-line options. A size of 0 is replaced by a size that suits the backend: large on GPUs, small on virtual
+/// devices.
 struct options {
     std::string program;                       ///< program to run
     int gpus = 0;                              ///< GPUs to use; 0: all, at most four

@@ -6,12 +6,12 @@
 
 #include <array>
 
-/// Maximum number of receivers: the other GPUs of a node of eight.
+/// Maximum number of receivers of a kernel's output: the other GPUs of a node of eight.
 constexpr unsigned most_receivers = 7;
 
-/// Transfers of a kernel's output, as a kernel argument. With `count` 0 the kernel only writes its own memory. All
-/// forms use the same kernel, because another one would have other registers and another schedule of the same
-/// arithmetic.
+/// Transfers of a kernel's output, as an argument of the kernel. If `count` is 0, the kernel only writes its own
+/// memory. All forms use the same kernel, because the compiler would allocate registers and schedule the arithmetic
+/// differently in another kernel.
 struct outputs {
     unsigned count = 0; ///< transfers that move in partitions
     std::array<mp_trigger_t, most_receivers> to{};

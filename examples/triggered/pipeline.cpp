@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// A pipeline of three GPUs: the first computes words, the second computes others from them, for the third. The second's
-// kernel processes each partition as soon as it has arrived, or starts when all have arrived.
+// Pipeline of three GPUs. The first GPU computes words and sends them to the second, which computes other words from
+// them and sends those to the third. The kernel of the second GPU either processes each partition as soon as it has
+// arrived, or starts when all partitions have arrived.
 #include "forms.hpp"
 
 #include <algorithm>
@@ -13,8 +14,8 @@
 
 namespace {
 
-/// Locations of the three parts of the pipeline. With fewer GPUs the output of a kernel passes through host memory,
-/// from which the second kernel reads it.
+/// Locations of the data in the pipeline. With fewer than three GPUs, the output of a kernel is sent to host memory,
+/// and the second kernel reads its input from there.
 struct places {
     mpgpu::device first = mpgpu::device::gpu(0);
     mpgpu::device second; ///< destination of the first
@@ -30,7 +31,7 @@ places places_of(const machine &m) {
             m.gpus > 2 ? mpgpu::device::gpu(2) : mpgpu::device::host()};
 }
 
-/// Data shared by all forms of the pipeline.
+/// Memory and settings that all forms of the pipeline use.
 struct task {
     task(const machine &made_of, std::size_t count)
         : m(made_of), words(count), where(places_of(made_of)), source(m.ctx, where.first, count),
@@ -47,14 +48,14 @@ struct task {
     unsigned work = 64;
     word step = 0;
 
-    /// Overwrites received data, so that stale results of an earlier step are detected.
+    /// Overwrites all received data, so that stale results of an earlier time step are detected.
     void poison() {
         std::fill_n(seen.data(), words, word{0});
         copy_now(m, input, seen);
         copy_now(m, output, seen);
     }
 
-    /// Returns the number of words that differ from the result of both kernels in the last step.
+    /// Returns the number of received words that differ from the expected result of both kernels in the last time step.
     std::size_t wrong() {
         word scale = 1;
         word offset = 0;
@@ -67,7 +68,7 @@ struct task {
     }
 };
 
-/// Pipeline in one form.
+/// Pipeline with all resources to run it in one form.
 class piped {
   public:
     piped(task &t, const form &way, bool early)
@@ -89,8 +90,8 @@ class piped {
         copy_now(t.m, arrived_, zero);
     }
 
-    /// Returns the seconds per step, from the start of the first kernel to the last byte. Each step starts when the
-    /// previous one has ended.
+    /// Runs `steps` time steps one after the other. Returns the mean time of one in seconds, from the start of the
+    /// first kernel until all data has arrived.
     double seconds(int steps) {
         streams_[1].synchronize();
         const auto begin = std::chrono::steady_clock::now();
@@ -106,12 +107,12 @@ class piped {
     std::string name;
 
   private:
-    /// Enqueues the first kernel.
+    /// Enqueues the kernel of the first GPU.
     void make(const mpgpu::stream &stream, const outputs &out) const {
         t_.m.code.make(stream, t_.where.first.id(), {t_.source.data(), t_.words, t_.step, t_.work}, out);
     }
 
-    /// Returns the argument of a second kernel that waits for nothing.
+    /// Returns the argument for the second kernel if it does not wait for partitions.
     [[nodiscard]] consuming what_is_there() const {
         consuming second{};
         second.in = t_.input.data();
@@ -132,14 +133,14 @@ class piped {
         second.before = steps_++ * out.to[0].partitions;
 
         if (steps_ > 1) {
-            streams_[0].wait(consumed_); // the input is written again, and its arrival flags are reset
+            streams_[0].wait(consumed_); // the next work overwrites the input and resets its arrival flags
         }
         first_.arm(streams_[0]);
         begun_.record(streams_[0]);
         make(streams_[0], out);
         first_.move(streams_[0], t_.where.first.id());
         sent_.record(streams_[0]);
-        // Work that waits for arrivals is enqueued after the work that causes them.
+        // A kernel that waits for arrivals must be enqueued after the work that causes the arrivals.
         streams_[1].wait(early_ ? begun_ : sent_);
         second_.arm(streams_[1]);
         t_.m.code.consume(streams_[1], t_.where.second_gpu, second, second_.out());
@@ -165,7 +166,7 @@ int pipeline(const machine &m, const options &opt) {
     const std::size_t mib = opt.mib > 0 ? opt.mib : m.is_virtual() ? 2 : 256;
     const int steps = opt.steps > 0 ? opt.steps : m.is_virtual() ? 3 : 10;
     task t(m, (mib << 20) / sizeof(word));
-    // The work is adjusted to the time of a plain copy.
+    // The amount of work is adjusted until a kernel takes as long as a plain copy.
     const auto time_of = [&](auto enqueue) {
         const mpgpu::stream stream(m.ctx, t.where.first);
         std::vector<double> times;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// A vector that is replicated on all GPUs. In each step, each GPU computes a part and sends it to all others. A step
-// reads one of two such vectors and writes the other.
+// Vector that is replicated on all GPUs. In each time step, each GPU computes a part of the vector and sends it to all
+// others. There are two such vectors: a time step reads one and writes the other.
 #ifndef MPGPU_EXAMPLES_TRIGGERED_REPLICATED_HPP
 #define MPGPU_EXAMPLES_TRIGGERED_REPLICATED_HPP
 
@@ -10,15 +10,15 @@
 #include <array>
 #include <memory>
 
-/// Elements of one GPU.
+/// Range of elements that one GPU computes.
 struct share {
     std::size_t first;
     std::size_t count;
 };
 
-/// Computation of the GPUs with their data, equal in each step.
+/// Kernels of all GPUs with their data, which are the same in each time step.
 template <class Value> struct on_devices {
-    /// Enqueues a GPU's step, which reads `x` and computes its share of `x_new`.
+    /// Enqueues the kernel of a GPU for a time step, which reads `x` and computes the GPU's share of `x_new`.
     std::function<void(const mpgpu::stream &stream, int gpu, const Value *x, Value *x_new, int step,
                        const outputs &out)>
         launch;
@@ -31,13 +31,14 @@ template <class Value> struct problem {
     std::array<std::vector<Value>, 2> after; ///< CPU results of the last step, and of the one before if it matters
     int steps = 1;
     int check = 0; ///< see `application`
-    /// Copies the data that the GPUs need to them, one part for each share.
+    /// Copies to the GPUs the data that they need, according to `shares`, and returns their kernels.
     std::function<on_devices<Value>(const std::vector<share> &shares)> prepare;
 };
 
 template <class Value> class replicated {
   public:
-    /// With one GPU its output may be sent to host memory instead of another GPU.
+    /// Divides the vector among `gpus` GPUs. If `to_host` is true, the only GPU sends its output to host memory instead
+    /// of another GPU.
     replicated(const machine &m, const problem<Value> &task, int gpus, bool to_host, placement where = placement::each)
         : machine_(m), task_(task), unified_(where == placement::unified), count_(task.first.size()),
           first_(m.ctx, mpgpu::device::host(), count_), seen_(m.ctx, mpgpu::device::host(), count_) {
@@ -79,7 +80,7 @@ template <class Value> class replicated {
     [[nodiscard]] const application &app() const { return app_; }
 
   private:
-    /// Returns the whole vector of a GPU.
+    /// Returns the whole vector on one GPU.
     mpgpu::device_span<Value> whole(std::size_t parity, std::size_t gpu) {
         return own_[parity * shares_.size() + gpu].subspan(0, count_);
     }
@@ -104,7 +105,7 @@ template <class Value> class replicated {
     }
 
     void reset() {
-        // Zeros make the result wrong if data was not moved.
+        // The vector is filled with zeros, so that the result is wrong if data was not copied.
         std::fill_n(seen_.data(), count_, Value{});
         std::fill_n(to_host_.data(), to_host_.size(), Value{});
         if (unified_) {
@@ -127,7 +128,8 @@ template <class Value> class replicated {
         }
     }
 
-    /// Compares the vector of the last step on each GPU and, if the program requests it, that of the previous step.
+    /// Compares the vector of the last time step on each GPU, and that of the previous time step if the program
+    /// requires it. Returns the number of wrong elements.
     std::size_t wrong() {
         std::size_t bad = 0;
         const auto compare = [&](const Value *found, const std::vector<Value> &expected) {
@@ -169,7 +171,7 @@ template <class Value> class replicated {
     application app_;
 };
 
-/// Compares all forms with one GPU, and with unified memory.
+/// Compares all forms on several GPUs with one GPU, and with unified memory.
 template <class Value> int compare_all(const machine &m, const problem<Value> &task, const options &opt) {
     const replicated<Value> one(m, task, 1, false);
     const replicated<Value> all(m, task, m.gpus, m.gpus == 1);
@@ -180,7 +182,7 @@ template <class Value> int compare_all(const machine &m, const problem<Value> &t
     return compare(m, all.app(), &one.app(), opt, &unified.app());
 }
 
-/// Returns memory of a GPU with this content.
+/// Allocates memory on a GPU, copies `count` elements into it, and returns it.
 template <class T> mpgpu::buffer<T> on_gpu(const machine &m, mpgpu::device where, const T *first, std::size_t count) {
     mpgpu::buffer<T> here(m.ctx, mpgpu::device::host(), std::max<std::size_t>(1, count));
     mpgpu::buffer<T> there(m.ctx, where, here.size());

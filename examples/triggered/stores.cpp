@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Rate at which a kernel's stores arrive, by the number of contiguous bytes. Links transport small stores inefficiently
-// (figure 2 of PROACT, ISCA 2021).
+// Measures the rate at which stores of a kernel arrive in the memory of another GPU, for several numbers of contiguous
+// bytes. Links transport small stores inefficiently (figure 2 of PROACT, ISCA 2021).
 #include "forms.hpp"
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Transfers that start while their data is computed, in programs of PROACT (Muthukrishnan et al., ISCA 2021), compared
-// with the alternatives: plain copies and plans after the kernel, stores by the kernel itself, copy engines, and the
-// limit in which transfers cost nothing. One process drives all GPUs. Read forms.cpp first, then jacobi.cpp.
+// Transfers that start while a kernel still computes their data, in the programs of PROACT (Muthukrishnan et al., ISCA
+// 2021). They are compared with plain copies and plans after the kernel, with stores by the kernel itself, and with the
+// limit in which transfers cost nothing. One process uses all GPUs. Read forms.cpp first, then jacobi.cpp.
 #include "forms.hpp"
 #include "options.hpp"
 

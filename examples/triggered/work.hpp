@@ -73,7 +73,7 @@ struct sweeping {
 constexpr unsigned lanes = 32;           ///< lanes of a warp, which sums up a row
 constexpr unsigned rows_per_block = 256; ///< vertices per block
 
-/// Vertices of one GPU with their incoming edges.
+/// Vertices that one GPU computes, with their incoming edges.
 struct graph_part {
     const std::uint64_t *offsets; ///< index of each vertex's first edge in `sources`; one more than vertices
     const std::uint32_t *sources;
@@ -115,7 +115,7 @@ struct fitting {
     bool is_rated; ///< true if the vertices are rated items, false if they are raters
 };
 
-/// Rows of a band matrix.
+/// Rows of a band matrix that one GPU computes.
 struct relaxing {
     const float *x;
     float *x_new;
@@ -135,7 +135,7 @@ TRIGGERED_BOTH std::uint32_t edge_length(std::uint32_t from, std::uint32_t to) {
     mixed *= 0x2c1b3c6dU;
     return 1 + (mixed >> 26);
 }
-/// Returns a pseudo-random rating of `of` by `by`, from 1 to 5.
+/// Returns a pseudo-random rating of item `of` by rater `by`, from 1 to 5.
 TRIGGERED_BOTH float rating(std::uint32_t by, std::uint32_t of) {
     return static_cast<float>(1 + edge_length(by, of) % 5);
 }
@@ -169,14 +169,15 @@ struct device_code {
     void (*fit)(const mpgpu::stream &stream, int gpu, const fitting &task, const outputs &out);
     void (*relax)(const mpgpu::stream &stream, int gpu, const relaxing &task, const outputs &out);
     void (*scatter)(const mpgpu::stream &stream, int gpu, const scattering &task);
-    /// Makes a plain copy, as in a program without mpgpu.
+    /// Makes a plain copy, as a program without mpgpu does.
     void (*copy)(const mpgpu::stream &stream, int gpu, const mpgpu::transfer &copied);
-    /// Enables kernels and copies of each of the first `gpus` GPUs to access the others.
+    /// Enables peer access between each two of the first `gpus` GPUs.
     void (*connect)(int gpus);
-    /// Allocates unified memory, which all GPUs and the CPU can use; returns null if they cannot use it concurrently.
+    /// Allocates unified memory, which the CPU and all GPUs can access. Returns null if they cannot access it at the
+    /// same time.
     void *(*share)(std::size_t bytes);
     void (*release)(void *shared);
-    /// Moves a part of unified memory to a GPU, and lets the first `gpus` GPUs access it there.
+    /// Moves a part of unified memory to a GPU, and allows the first `gpus` GPUs to access it there.
     void (*place)(void *first, std::size_t bytes, int gpu, int gpus);
 };
 

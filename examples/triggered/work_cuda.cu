@@ -10,8 +10,8 @@
 
 namespace {
 
-// Number of blocks per multiprocessor, as many as it has threads for (2048 on data-centre GPUs), with or without
-// transfers.
+// Number of blocks for each multiprocessor: as many as it has threads for (2048 on data-centre GPUs), whether or not
+// the kernel has transfers.
 #if defined(__CUDA_ARCH__) &&                                                                                          \
     (__CUDA_ARCH__ == 700 || __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
 constexpr unsigned resident = 8;
@@ -27,8 +27,9 @@ TRIGGERED_KERNEL make_kernel(const __grid_constant__ making task, const __grid_c
     blocks::make(task, out, blockIdx.x);
 }
 
-/// Blocks that wait for arrivals must all run concurrently, so there are few of them, and each processes several shares
-/// in turn. The first block only polls.
+/// Runs the second kernel of the pipeline. All blocks must run at the same time, because they wait for arrivals. So
+/// there are few blocks, and each processes several shares one after the other. The first block only polls the arrival
+/// flags.
 TRIGGERED_KERNEL consume_kernel(const __grid_constant__ consuming task, const __grid_constant__ blocks::incoming in,
                                 const __grid_constant__ receivers out) {
     if (blockIdx.x == 0) {
@@ -58,7 +59,7 @@ TRIGGERED_KERNEL relax_kernel(const __grid_constant__ relaxing task, const __gri
     blocks::step(blocks::relax_rule{task}, task.rows, task.x_new + task.first, out, blockIdx.x);
 }
 
-/// The threads keep the equations of a vertex in registers.
+/// The launch bounds allow each thread to keep the equations of its vertex in registers.
 __global__ void __launch_bounds__(threads_per_block, 2)
     fit_kernel(const __grid_constant__ fitting task, const __grid_constant__ receivers out) {
     blocks::fit(task, out, blockIdx.x);
@@ -91,7 +92,8 @@ void consume(const mpgpu::stream &stream, int gpu, const consuming &task, const 
     check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu), "cudaDeviceGetAttribute");
     check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, consume_kernel, threads_per_block, 0),
           "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    // Some capacity is left for the polling block, and for the producer if it runs on this GPU too.
+    // Some capacity is left for the polling block, and for the kernel that produces the input if it runs on the same
+    // GPU.
     const int each = std::max(1, task.shares ? at_once / 4 : at_once - 1);
     const unsigned workers = std::min(static_cast<unsigned>(multiprocessors * each), making_blocks);
     consume_kernel<<<workers + 1, threads_per_block, 0, stream.get()>>>(task, blocks::incoming(task), receivers(out));
@@ -182,7 +184,7 @@ void release(void *shared) {
     cudaFree(shared);
 }
 
-/// Returns a GPU in the form that calls for hints accept.
+/// Returns a GPU as a memory location, in the form that the calls for hints accept.
 auto location(int gpu) {
 #if CUDART_VERSION >= 13000
     return cudaMemLocation{cudaMemLocationTypeDevice, gpu};
@@ -199,7 +201,7 @@ void place(void *first, std::size_t bytes, int gpu, int gpus) {
 #else
     check(cudaMemPrefetchAsync(first, bytes, location(gpu), nullptr), "cudaMemPrefetchAsync");
 #endif
-    // The memory is moved before the accesses are granted, so that no GPU has a page fault.
+    // Wait until the memory has moved, then grant access to the GPUs, so that no access causes a page fault.
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     for (int other = 0; other < gpus; ++other) {
         check(cudaMemAdvise(first, bytes, cudaMemAdviseSetAccessedBy, location(other)), "cudaMemAdvise");

@@ -10,7 +10,7 @@ namespace {
 
 using blocks::receivers;
 
-/// Runs the blocks one after the other, in stream order.
+/// Runs the blocks of a kernel one after the other on a CPU thread, in stream order.
 template <class Block> void launch(const mpgpu::stream &stream, std::size_t count, Block block) {
     stream.launch_host([count, block] {
         for (std::size_t i = 0; i < count; ++i) {
@@ -73,7 +73,7 @@ void copy(const mpgpu::stream &stream, int, const mpgpu::transfer &copied) {
 
 void connect(int) {}
 
-/// Virtual devices can access all memory.
+/// Returns ordinary memory, which all virtual devices can access.
 void *share(std::size_t bytes) {
     return ::operator new (bytes, std::align_val_t{64});
 }
