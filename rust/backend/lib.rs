@@ -122,17 +122,17 @@ pub struct OpTimes {
     pub precision: f64,
 }
 
-/// Moment at which all work that was enqueued in a stream before it has finished, including executions of programs. Two moments of one
-/// stream measure the time of the work between them.
+/// Timestamp that a stream takes when all its earlier work has finished, including executions of programs. The difference between two
+/// timestamps of one stream is the time of the work between them.
 pub trait MomentState: Debug + Send + Sync {
-    /// Returns the time in nanoseconds from `earlier`, a moment of the same stream, to this moment. `None` if this moment has not been
-    /// reached. Does not block.
+    /// Returns the time in nanoseconds from `earlier`, a timestamp of the same stream, to this timestamp. Returns `None` if the stream has
+    /// not reached this timestamp yet. Does not block.
     fn nanoseconds_since(&self, earlier: &dyn MomentState) -> Result<Option<u64>, BackendError>;
     /// Returns this object as [`Any`], for the backend that created it.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Owned handle to a marked moment of a stream ([`MomentState`]).
+/// Owned handle to a timestamp of a stream ([`MomentState`]).
 pub type Moment = Box<dyn MomentState>;
 
 /// Shared handle to the completion of an execution ([`CompletionState`]).
@@ -516,7 +516,7 @@ pub trait Backend: Send + Sync {
         let (program, endpoints, rings) = (Arc::new(Program::default()), Arc::from([]), Arc::from([]));
         self.submit(&Execution { after, report, ..Execution::new(&program, &endpoints, &rings, stream) })
     }
-    /// Marks the moment at which all work enqueued in `stream` so far will have finished. Not allowed in a stream that is being captured.
+    /// Makes `stream` take a timestamp when all work enqueued in it so far has finished. Not allowed in a stream that is being captured.
     fn mark_moment(&self, stream: StreamHandle) -> Result<Moment, BackendError> {
         let _ = stream;
         Err(BackendError::NotSupported(format!("the {} backend does not time streams", self.name())))

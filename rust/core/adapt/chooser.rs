@@ -37,15 +37,15 @@ const SELDOM: u64 = 4;
 /// once.
 const OVERDUE: u64 = 32;
 
-/// Ratio of measured to expected time of the active variant above which the chooser raises an alarm, before a second measured time confirms
-/// the change.
+/// Ratio of measured to expected time of the active variant above which the chooser immediately assumes a change (alarm), before a second
+/// measured time confirms it.
 const ALARM: f64 = 1.25;
 
 /// Number of successive measured times of the active variant that must be as expected before the interval between its measurements is
 /// doubled.
 const QUIET: u32 = 8;
 
-/// Number of recent changes of the active variant ("switches") up to which the next one is not delayed.
+/// Number of recent changes of the active variant ("switches") up to which the next change is not delayed.
 const FREE_SWITCHES: u32 = 3;
 /// Mean delay before the next change of the active variant, in executions. Each further change doubles the mean delay.
 const DELAY: u64 = 16;
@@ -387,7 +387,7 @@ impl Chooser {
     }
 
     /// Makes the fastest variant the active one. After several changes in a short time, the variant must still be faster after a random
-    /// delay, because other processes on the machine may have changed their variants meanwhile and made it slow.
+    /// delay, because other processes on the machine may have changed their variants meanwhile, which may have made this variant slower.
     fn decide(&mut self) {
         let faster = (0..self.variants).filter(|&v| v != self.in_force && self.is_faster(v));
         let Some(variant) = faster.min_by_key(|&v| self.times[v].median()) else {

@@ -28,7 +28,7 @@ impl<'a> FlowRate<'a> {
     }
 }
 
-/// Computation of fair rates on the resources of a machine, with its working memory.
+/// Computation of the max-min fair rates of flows on the resources of a machine. It keeps its working memory for later calls.
 #[derive(Debug)]
 pub struct MaxMin<'m> {
     resources: &'m [Resource],
@@ -53,7 +53,7 @@ struct Load {
 }
 
 impl<'m> MaxMin<'m> {
-    /// Creates a computation without flows on these resources.
+    /// Creates a computation on these resources, without flows.
     pub fn new(resources: &'m [Resource]) -> Self {
         let uses = vec![Load::default(); resources.len()];
         MaxMin { resources, touched: Vec::new(), uses, fixed: Vec::new(), limits: Vec::new() }

@@ -58,8 +58,8 @@ impl Table {
 pub(super) struct WaysFrom<'w> {
     ways: &'w Ways<'w>,
     src: usize,
-    /// Paths that begin in host memory: to devices that forward the data, and to devices where it stays. Each entry contains the device
-    /// before the last on its path. `None` if the source is a GPU.
+    /// Cheapest paths from a source in host memory: first to devices that forward the data, then to devices where it stays. Each entry
+    /// holds the cost of a path and its last device before the destination. `None` if the source is a GPU.
     own: Option<(Table, Table)>,
 }
 
@@ -169,7 +169,7 @@ impl WaysFrom<'_> {
         }
     }
 
-    /// Returns the cost of the cheapest path from one device to another that forwards the data.
+    /// Returns the cost of the cheapest path from device `from` to device `to` if `to` forwards the data.
     fn pass(&self, from: usize, to: usize) -> f64 {
         match &self.own {
             Some((passing, _)) if from == self.src => passing.price[to],

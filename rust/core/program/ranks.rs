@@ -159,12 +159,12 @@ fn slots(copy: &Copy) -> impl Iterator<Item = (u32, u32)> {
 /// State of one internal stream of a rank while a program is divided.
 #[derive(Default)]
 struct LaneState {
-    /// Other ranks that are known to have reached the step.
+    /// Other ranks that are known to have reached the communication step when the next operation of this internal stream starts.
     ready: BTreeSet<u32>,
     /// Last operation of each internal stream of another rank that is known to finish before the next operation of this internal stream.
     /// The key is the number of the rank and the number of its internal stream.
     seen: BTreeMap<(u32, u32), u32>,
-    /// Index of the last operation that accesses memory of each other rank.
+    /// Index of this internal stream's last operation that accesses memory of another rank, for each such rank.
     touches: BTreeMap<u32, u32>,
 }
 

@@ -168,8 +168,8 @@ pub fn open_regular(path: &Path) -> std::io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(std::io::Error::other("it is not a regular file; name one")) }
 }
 
-/// Reads a topology file and parses it, with the record of its probe if it has one. Reads at most [`MAX_FILE_BYTES`], so that a wrong path
-/// does no harm.
+/// Reads a topology file and parses it, with the record of its probe if it has one. Reads at most [`MAX_FILE_BYTES`] bytes, so that a wrong
+/// path cannot exhaust the memory.
 pub(super) fn read(path: &Path) -> Result<(Topology, Option<Record>), TopologyError> {
     let mut bytes = Vec::new();
     let result = open_regular(path).and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes));

@@ -115,8 +115,8 @@ impl Draft<'_> {
     }
 }
 
-/// Ports of the GPUs. For each GPU these are the resource that all copies to other GPUs use, and the resource that all copies from other
-/// GPUs use.
+/// Ports of the GPUs. The output port of a GPU is the resource that all its copies to other GPUs use. The input port is the resource that
+/// all its copies from other GPUs use.
 struct Ports {
     gpus: Vec<DeviceId>,
     out: Vec<usize>,

@@ -238,7 +238,7 @@ pub struct HopFound {
     pub verdict: Integrity,
     /// Rate of an isolated copy in bytes/s; 0 if the hop loses data.
     pub rate: f64,
-    /// Time in seconds of a copy of a few bytes.
+    /// Time in seconds of a copy of a few bytes on the hop.
     pub start: f64,
 }
 

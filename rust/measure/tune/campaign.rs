@@ -61,7 +61,7 @@ impl EngineResult {
     }
 }
 
-/// Results of the searches for one batch.
+/// Results of the searches for the best plan of one batch, with streams and with graphs.
 #[derive(Clone, Debug)]
 pub struct TunedPoint {
     /// Case (communication step) to which the batch belongs.
@@ -173,8 +173,8 @@ impl Campaign<'_> {
         Ok(Some(TunedPoint { case, batch, class, size, chosen: chosen.seconds, stream, graph }))
     }
 
-    /// Combines the results of all points into a tuning. If one path is best at one size and several paths are best at the next, the size
-    /// from which several paths are faster is found by further comparisons.
+    /// Combines the results of the searches for all batches (`points`) into a tuning. If one path is best at one size and several paths are
+    /// best at the next, the size from which several paths are faster is found by further comparisons.
     pub fn tuning<S: Score>(&self, points: &[TunedPoint], origin: Origin, score: &mut S) -> Result<Tuning, TuneError<S::Error>> {
         let mut classes: Vec<ClassTuning> = Vec::new();
         for first in points {
@@ -231,8 +231,8 @@ impl Campaign<'_> {
         Ok(EngineTuning { min_bytes, sizes })
     }
 
-    /// Returns the smallest size from which the point's setting is faster than one path. This size lies between `one`, at which one path is
-    /// best, and the size of the point.
+    /// Returns the smallest transfer size for which the setting `found` of several paths is faster than one path. This size lies between
+    /// `one`, a size at which one path is best, and the size for which `found` was tuned.
     fn threshold<S: Score>(
         &self,
         mut one: u64,
@@ -263,8 +263,9 @@ impl Campaign<'_> {
     }
 }
 
-/// Returns the size from which the setting of each point applies. It is half way to the next smaller point on a logarithmic scale. The
-/// first setting extends down by half of the gap to the next size, or to half of its own size if there is only one point.
+/// Returns, for each tuned size, the smallest transfer size for which its setting applies. It is half way to the next smaller tuned size on
+/// a logarithmic scale. The setting of the smallest tuned size applies down by half of the gap to the next tuned size, or to half of its
+/// own size if only one size was tuned.
 fn boundaries(points: &[&TunedPoint]) -> Vec<u64> {
     let first = points.first().map_or(0, |point| point.size);
     let next = points.get(1).map_or(first.saturating_mul(4), |point| point.size);

@@ -185,7 +185,7 @@ fn not_valid(why: &str) -> TuningError {
     TuningError::Invalid(format!("not valid: {why}"))
 }
 
-/// Reads and parses a tuning file. Reads at most [`MAX_FILE_BYTES`] bytes, so that a wrong path does no harm.
+/// Reads and parses a tuning file. Reads at most [`MAX_FILE_BYTES`] bytes, so that a wrong path cannot exhaust the memory.
 pub fn read(path: &Path) -> Result<Tuning, TuningError> {
     let mut bytes = Vec::new();
     open_regular(path)
