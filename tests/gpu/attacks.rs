@@ -1,5 +1,5 @@
-//! Tests external events: a peer that is killed while a stream's queue is full or while a graph waits for it, and memory that is freed
-//! while another thread captures. Cases that may hang or crash run in a separate process, which must exit by itself.
+//! Tests the effect of external events: a peer that is killed while a stream's queue is full or while a graph waits for it, and memory that
+//! is freed while another thread captures. Cases that may hang or crash run in a separate process, which must exit by itself.
 
 use super::share::{Peer, export, handle_of, host_words};
 use super::*;
@@ -18,7 +18,7 @@ fn check(case: &str) {
     assert!(ended.is_success() && ended.text.contains("ANSWER well"), "{case}: {}\n{}", ended.how(), ended.text);
 }
 
-/// Runs one case if it is requested.
+/// Runs one case in a child process if the environment requests it.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_is_attacked() {
@@ -53,7 +53,7 @@ fn freeing_waits_for_work_in_streams_of_the_library_and_of_others() {
     check("work");
 }
 
-/// Creates a context with a counter that a peer has mapped.
+/// Creates a context with a counter that a process `Peer` has mapped.
 fn with_peer() -> (Context, u64, Peer) {
     let context = context(None, |_| {});
     let counter = context.allocate_shared(DeviceId::HOST, 16).expect("memory");
@@ -97,7 +97,7 @@ fn a_peer_is_killed_while_a_queue_is_full() {
             std::thread::sleep(Duration::from_millis(300));
         }
         println!("\nANSWER {last} waits went in, {}", if filling.is_finished() { "all" } else { "then the call blocks" });
-        // Kills the peer.
+        // Dropping the value kills the peer.
         drop(peer);
         filling.join().expect("it goes on");
     });
@@ -122,11 +122,11 @@ fn a_peer_is_killed_while_a_graph_waits() {
     store(counter, 1);
     launch();
     context.synchronize_stream(stream).expect("nobody has gone");
-    // A later wait makes the library check the pending ones.
+    // A wait that is enqueued later makes the library check the pending waits.
     context.stream_wait_signals(stream, &[Signal { counter: counter + 8, value: 0 }]).expect("reached");
     store(counter, 0);
     launch();
-    // Kills the peer.
+    // Dropping the value kills the peer.
     drop(peer);
     told(context.synchronize_stream(stream));
     for _ in 0..3 {
@@ -141,7 +141,7 @@ fn a_peer_is_killed_while_a_graph_waits() {
     }
 }
 
-/// Creates a stream like the CUDA runtime, which the library does not know.
+/// Creates a stream by the driver, as the CUDA runtime does. The library does not know this stream.
 fn foreign_stream() -> sys::CUstream {
     let mut stream = std::ptr::null_mut();
     // SAFETY: the output is valid for the call; the context of GPU 0 is current.

@@ -1,6 +1,7 @@
-//! Tests the CUDA backend on real GPUs: bytes, order, streams, capture, errors. A test that needs more GPUs is skipped with a message.
+//! Tests the CUDA backend on real GPUs: copied bytes, order, streams, capture and errors. A test that needs more GPUs than the machine has
+//! is skipped with a message.
 //!
-//! Every check overwrites the destination, synchronises, copies, synchronises, and only then compares. Otherwise overwriting could race
+//! Every check overwrites the destination, synchronises, copies, synchronises, and only then compares. Otherwise the overwriting could race
 //! with the copy, and cause or hide errors.
 
 mod attacks;
@@ -40,19 +41,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
 
-/// Exclusive use of the GPUs by one test: a captured stream makes calls of other threads fail, including those of other tests.
+/// Lock that gives one test exclusive use of the GPUs. It is needed because a captured stream makes calls of other threads fail, including
+/// those of other tests.
 struct Turn {
     count: u32,
     _turn: MutexGuard<'static, ()>,
 }
 
-/// Returns exclusive use of the GPUs, or `None` if there are fewer than a test needs, which counts as skipped.
+/// Returns exclusive use of the GPUs. Returns `None` if the machine has fewer than `needed` GPUs; the test then counts as skipped.
 fn gpus(needed: u32) -> Option<Turn> {
     static TURN: Mutex<()> = Mutex::new(());
     match device_count() {
         Ok(count) if count >= needed => {
             let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-            // The harness prints the name of a test at its end. If a test ends the process, only this line names it.
+            // The test harness prints the name of a test when the test ends. If a test ends the process, only this line names the test.
             let thread = std::thread::current();
             drop(writeln!(std::io::stderr(), "gpu tests: {} begins", thread.name().unwrap_or("a thread without a name")));
             Some(Turn { count, _turn: turn })
@@ -72,7 +74,7 @@ fn backend() -> CudaBackend {
     CudaBackend::new(1).expect("GPUs are there")
 }
 
-/// Creates a context on all GPUs, with a given topology or the discovered one.
+/// Creates a context on all GPUs, with the given topology, or with the discovered one if `topology` is `None`.
 fn context(topology: Option<Topology>, set: impl FnOnce(&mut Config)) -> Context {
     let machine = Machine::new(topology.unwrap_or_else(|| discover::discover().expect("GPUs are there"))).expect("well formed");
     let mut config = Config { staging_bytes: 16 << 20, ..Config::default() };
@@ -106,7 +108,7 @@ fn raw(stream: StreamHandle) -> sys::CUstream {
     std::ptr::with_exposed_provenance_mut(stream.0)
 }
 
-/// SplitMix64 generator.
+/// Random number generator (SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -130,7 +132,7 @@ impl Random {
     }
 }
 
-/// Writes to memory of any kind and waits for completion. The calling thread must have a current context.
+/// Writes bytes to memory of any kind, and waits until the copy has finished. The calling thread must have a current context.
 fn write(address: u64, bytes: &[u8]) {
     // SAFETY: the memory has this size. A synchronous copy, followed by a wait for all remaining work.
     unsafe {
@@ -174,7 +176,7 @@ fn destination(offset: u64) -> Place {
     Place::Destination { transfer: 0, offset }
 }
 
-/// Returns a program that copies the whole transfer at once.
+/// Returns a program that copies the whole transfer in one piece.
 fn direct(bytes: u64, device: DeviceId) -> Arc<Program> {
     Arc::new(Program {
         sources: Vec::new(),
@@ -185,7 +187,8 @@ fn direct(bytes: u64, device: DeviceId) -> Arc<Program> {
     })
 }
 
-/// Returns a program through a ring of staging slots on `via` in chunks: one lane fills slots, the other empties them.
+/// Returns a program that copies in chunks through a ring of staging slots on `via`. One lane (sequence of operations) fills the slots, and
+/// the other empties them.
 fn relay(bytes: u64, via: DeviceId, slots: u32, slot_bytes: u64, lanes: [DeviceId; 2]) -> Arc<Program> {
     let chunks = bytes.div_ceil(slot_bytes) as u32;
     let mut ops = Vec::new();
@@ -263,7 +266,8 @@ fn relays_reuse_their_slots_and_lose_no_byte() {
     let (src, dst) = (backend.allocate(GPU0, bytes).expect("memory"), backend.allocate(GPU1, bytes).expect("memory"));
     let slot_bytes = 256 << 10;
     let mut random = Random(2);
-    // Through host memory; through a third GPU, or the source's GPU if there are two.
+    // The copy goes through host memory, then through the last GPU (a third GPU, or the destination if there are two), and then through the
+    // GPU of the source.
     for via in [DeviceId::HOST, DeviceId::gpu(count - 1), GPU0] {
         let ring = backend.allocate(via, 3 * slot_bytes).expect("memory");
         for stream_device in [GPU0, GPU1] {
@@ -283,7 +287,7 @@ fn relays_reuse_their_slots_and_lose_no_byte() {
     }
 }
 
-/// Returns a topology with links between all pairs and no switch, for which the planner uses relays on any machine.
+/// Returns a topology with links between all pairs of GPUs and no switch. With this topology the planner uses relays on any machine.
 fn mesh(count: u32) -> Topology {
     let mut mesh = topology::preset("beluga").expect("a preset");
     let gone = |node: topology::NodeId, t: &Topology| match t.nodes[node.0 as usize].kind {
@@ -308,12 +312,13 @@ fn mesh(count: u32) -> Topology {
             }
         }
     }
-    // Relays gain early, so even small transfers use them.
+    // With this bandwidth relays are faster already at small sizes, so even small transfers use them.
     mesh.links.iter_mut().filter(|link| link.kind == LinkKind::Nvlink).for_each(|link| link.bandwidth = 10e9);
     mesh
 }
 
-/// Returns the topology that makes the planner use relays with all GPUs; with more than four, the discovered one is used.
+/// Returns a topology that makes the planner use relays on all GPUs. Returns `None` with fewer than two or more than four GPUs; the
+/// discovered topology is then used.
 fn forced() -> Option<Topology> {
     let count = device_count().ok()?;
     (2..=4).contains(&count).then(|| mesh(count))
@@ -423,7 +428,7 @@ fn comparing_bytes_finds_the_first_that_is_wrong() {
         let stream = backend.create_stream(GPU0).expect("a stream");
         for (copied, expected) in [(bytes - 1, Some(bytes - 1)), (5 << 20, Some(5 << 20)), (bytes, None)] {
             write(dst, &vec![0; bytes as usize]);
-            // A program that declares all bytes and copies only some.
+            // This program declares all bytes of the transfer and copies only some of them.
             let program = Arc::new(Program { transfers: vec![bytes], ..(*direct(copied, GPU0)).clone() });
             let (endpoints, rings): (Arc<[Endpoints]>, Arc<[u64]>) = (Arc::new([Endpoints { dst, src }]), Arc::new([]));
             let plain = Execution::new(&program, &endpoints, &rings, stream);
@@ -462,7 +467,7 @@ fn ordinary_host_memory_is_copied_by_threads_over_several_paths_or_by_the_driver
     }
 }
 
-/// Fills the source, copies, and copies the result, all in one stream without host waits in between.
+/// Fills the source, copies it, and copies the result, in each round. All rounds are in one stream without host waits in between.
 fn producer_and_consumer(context: &Context, stream: StreamHandle, rounds: u32, bytes: u64) {
     let [src, dst, out] = [GPU0, GPU1, GPU1].map(|device| context.allocate(device, bytes).expect("memory"));
     let host = context.allocate(DeviceId::HOST, u64::from(rounds) * 2).expect("memory");
@@ -496,7 +501,7 @@ fn work_before_and_after_in_the_stream_is_ordered_without_the_host() {
     let context = context(forced(), |config| config.host_path = Some(true));
     let stream = context.create_stream(GPU0).expect("a stream");
     producer_and_consumer(&context, stream, scaled(10_000, 300) as u32, 64 << 10);
-    // Several chunks on each path.
+    // The size requires several chunks on each path.
     producer_and_consumer(&context, stream, scaled(2000, 60) as u32, (3 << 20) + 1);
 }
 
@@ -545,7 +550,7 @@ fn an_execution_is_captured_into_a_graph() {
     let bytes = (1 << 20) + 1;
     let context = context(None, |config| (config.max_paths, config.host_path) = (Some(1), Some(false)));
     let [a, b, c, d] = [GPU0, GPU1, GPU1, GPU0].map(|device| context.allocate(device, bytes).expect("memory"));
-    // Two directions, so two lanes on two GPUs.
+    // The transfers have two directions, so the program has two lanes (streams) on two GPUs.
     let transfers = [
         Transfer { dst: b, dst_device: GPU1, src: a, src_device: GPU0, bytes },
         Transfer { dst: d, dst_device: GPU0, src: c, src_device: GPU1, bytes },
@@ -574,7 +579,7 @@ fn an_execution_is_captured_into_a_graph() {
             assert_bytes(&read(transfer.dst, bytes as usize), content, "launched graph");
         }
     }
-    // Outside the capture the same plan runs as usual, on the captured lanes.
+    // Outside the capture, the same plan runs as usual, in the internal streams that were captured.
     plan.execute(stream).expect("enqueued").wait().expect("it runs");
     // SAFETY: created above.
     unsafe {
@@ -590,7 +595,7 @@ fn sixteen_threads_with_random_plans_on_all_executors_in_one_context_corrupt_not
     set_device(0);
     const THREADS: u64 = 16;
     let rounds = scaled(15, 3);
-    // Little staging memory, so that plans share it.
+    // The staging memory is small, so that the plans share it.
     let context = Arc::new(context(forced(), |config| (config.staging_bytes, config.host_path) = (4 << 20, Some(true))));
     let threads: Vec<_> = (0..THREADS)
         .map(|thread| {
@@ -667,7 +672,7 @@ fn memory_of_others_is_located_and_managed_memory_is_refused() {
     assert!(matches!(backend.locate(managed), Err(BackendError::NotSupported(why)) if why.contains("managed")));
     let ordinary = 7_u64;
     assert_eq!(backend.locate(&raw const ordinary as u64).expect("an answer"), None);
-    // A freed and reused address is another allocation.
+    // If an address is freed and used again, the memory is another allocation.
     let first = backend.locate(plain).expect("an answer").expect("known").id;
     // SAFETY: allocated above, and no longer used.
     unsafe {
@@ -675,7 +680,7 @@ fn memory_of_others_is_located_and_managed_memory_is_refused() {
         ok(sys::cuMemAlloc_v2(&mut plain, 1000));
     }
     assert_ne!(backend.locate(plain).expect("an answer").expect("known").id, first);
-    // Pool memory as the source of a copy to another GPU: everything that the driver permits must work here.
+    // Memory of a pool is the source of a copy to another GPU. Everything that the driver permits must work here.
     let target = backend.allocate(GPU0, 1000).expect("memory");
     write(pooled, &[9; 1000]);
     write(target, &[0; 1000]);

@@ -24,7 +24,7 @@ use std::ffi::CString;
 
 struct Gpus {
     count: u32,
-    /// Topology with which the planner uses relays, if there are two to four GPUs.
+    /// Topology with which the planner uses relays, if there are two to four GPUs. Otherwise `None`.
     topology: Option<CString>,
     primaries: Vec<usize>,
 }
@@ -46,7 +46,7 @@ impl Gpus {
         gpus
     }
 
-    /// Gives all other GPUs access to the default pool of each GPU, or revokes it.
+    /// Gives all other GPUs access to the default memory pool of each GPU, or revokes the access.
     fn let_all_into_pools(&self, flags: sys::CUmemAccess_flags) {
         for gpu in 0..self.count as i32 {
             let others = (0..self.count as i32).filter(|other| *other != gpu);
@@ -122,7 +122,7 @@ impl Place for Gpus {
 
 const PAGE: usize = 4096;
 
-/// Origin of a buffer that the library did not allocate.
+/// Origin of a buffer that the library has not allocated.
 enum Origin {
     Plain,
     Pool,
@@ -131,10 +131,10 @@ enum Origin {
     Ordinary(#[expect(dead_code, reason = "owns the memory")] Vec<u8>),
 }
 
-/// Memory access of one thread: a separate stream on each GPU that is not ordered with other streams.
+/// Access of one thread to memory: a stream on each GPU, which is not ordered with other streams.
 struct Memory {
     primaries: Vec<usize>,
-    /// GPU that is current on this thread, whose default streams it uses.
+    /// Number of the GPU that is current on this thread. The thread uses the default streams of this GPU.
     home: usize,
     streams: Vec<usize>,
     /// Streams of the program in which the library enqueues work.
@@ -148,7 +148,7 @@ impl Memory {
         ok(unsafe { sys::cuCtxSetCurrent(std::ptr::with_exposed_provenance_mut(self.primaries[gpu])) });
     }
 
-    /// Calls `call` with a GPU current, and its stream.
+    /// Makes the given GPU current and calls `call` with this thread's stream on it.
     fn at<T>(&self, device: i32, call: impl FnOnce(sys::CUstream) -> T) -> T {
         self.enter(device as usize);
         let stream = self.streams.get(device as usize).copied().unwrap_or(0);
@@ -211,7 +211,7 @@ impl Access for Memory {
                     (pointer.expose_provenance(), Origin::Pinned)
                 }
                 registered => {
-                    // Separate pages, because whole pages are registered.
+                    // Each buffer has its own pages, because whole pages are registered.
                     let whole = bytes.next_multiple_of(PAGE);
                     let mut memory = vec![0_u8; whole + PAGE];
                     let address = memory.as_mut_ptr().expose_provenance().next_multiple_of(PAGE);
@@ -260,7 +260,7 @@ impl Access for Memory {
     }
 
     fn streams(&self) -> Vec<mp_stream_t> {
-        // The default streams by all three handles.
+        // The default streams are denoted by their three handles.
         [0, 1, 2].into_iter().chain(self.others.iter().copied()).map(std::ptr::with_exposed_provenance_mut).collect()
     }
 }

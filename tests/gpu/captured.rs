@@ -1,16 +1,16 @@
-//! Tests captured streams on real GPUs: host functions and staging memory belong to the graph.
+//! Tests captured streams on real GPUs. Host functions and staging memory must belong to the captured graph.
 
 use super::*;
 use std::time::{Duration, Instant};
 
-/// Returns a host function that counts its calls, and the counter, whose reference count shows when the function is dropped.
+/// Returns a host function that counts its calls, and the counter. The reference count of the counter shows when the function is dropped.
 fn counted() -> (Arc<AtomicU32>, mpgpu_backend::HostFunction) {
     let calls = Arc::new(AtomicU32::new(0));
     let seen = calls.clone();
     (calls, Box::new(move || _ = seen.fetch_add(1, Ordering::AcqRel)))
 }
 
-/// Captures it in a stream.
+/// Captures a call of the host function in a stream, and returns the graph.
 fn capture(backend: &CudaBackend, stream: StreamHandle, work: mpgpu_backend::HostFunction) -> sys::CUgraph {
     let mut graph = std::ptr::null_mut();
     // SAFETY: the stream belongs to the current context. The output is valid for the call.
@@ -23,7 +23,7 @@ fn capture(backend: &CudaBackend, stream: StreamHandle, work: mpgpu_backend::Hos
     graph
 }
 
-/// Waits until only the caller has a reference. The driver destroys objects of a graph later, in a separate thread.
+/// Waits until only the caller holds a reference to the counter. The driver destroys objects of a graph later, in a separate thread.
 #[track_caller]
 fn assert_gone(calls: &Arc<AtomicU32>, what: &str) {
     let begin = Instant::now();
@@ -78,7 +78,7 @@ fn a_captured_host_function_that_is_never_launched_is_given_back() {
     // SAFETY: captured above, and no longer used.
     ok(unsafe { sys::cuGraphDestroy(graph) });
     assert_gone(&calls, "a graph that was never launched");
-    // A capture that is invalidated by a forbidden call.
+    // The capture is invalidated by a call that is forbidden during a capture.
     let (also, work) = counted();
     let mut graph = std::ptr::null_mut();
     // SAFETY: the stream belongs to the current context. The output is valid for the call.
@@ -91,7 +91,7 @@ fn a_captured_host_function_that_is_never_launched_is_given_back() {
     }
     assert_gone(&also, "a capture that was broken off");
     assert_eq!(calls.load(Ordering::Acquire) + also.load(Ordering::Acquire), 0);
-    // Outside a capture the stream accepts one again, and drops it after its call.
+    // After the capture has ended, the stream accepts a host function again, and drops it after the call.
     let (calls, work) = counted();
     backend.launch_host(stream, work).expect("enqueued");
     backend.synchronize_stream(stream).expect("it runs");
@@ -99,14 +99,14 @@ fn a_captured_host_function_that_is_never_launched_is_given_back() {
     assert_eq!(calls.load(Ordering::Acquire), 1);
 }
 
-/// Captured graph with its exec.
+/// Captured graph together with the executable graph made from it.
 struct Graph {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
 }
 
 impl Graph {
-    /// Captures the work that `enqueue` puts into a stream of the current context.
+    /// Captures the work that `enqueue` enqueues in a stream of the current context.
     fn capture(mode: sys::CUstreamCaptureMode, stream: StreamHandle, enqueue: impl FnOnce()) -> Graph {
         let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the outputs are valid for the calls.
@@ -137,7 +137,7 @@ impl Drop for Graph {
 
 const GLOBAL: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
 
-/// Device memory on two GPUs, with its expected contents.
+/// Device memory on two GPUs, with the contents that it must have.
 struct Pair {
     src: u64,
     dst: u64,
@@ -171,11 +171,11 @@ fn a_staged_plan_is_captured_in_every_mode_and_every_launch_moves_every_byte() {
     let bytes = (6 << 20) + 13;
     let mut pair = Pair::new(&backend, bytes, [GPU0, GPU1]);
     let [stream, other] = [(); 2].map(|()| backend.create_stream(GPU0).expect("a stream"));
-    // Rings on the host, in small and in huge pages, and on a GPU.
+    // The staging rings are in host memory, in small and in huge pages, and on a GPU.
     for (via, slot) in [(DeviceId::HOST, 256 << 10), (DeviceId::HOST, 3 << 20), (GPU1, 256 << 10)] {
         let program = relay(bytes, via, 2, slot, [GPU0, GPU1]);
         for mode in [GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED] {
-            // The plan has no staging memory of its own, so a graph that used it would fault.
+            // The plan has no staging memory of its own. A graph that used the plan's memory would therefore access invalid memory.
             let graph = Graph::capture(mode, stream, || {
                 let end = run(&backend, &program, (pair.dst, pair.src), &[0], stream).expect("captured");
                 assert!(end.is_captured() && matches!(end.wait(), Err(BackendError::NotSupported(_))), "it has not run");
@@ -205,7 +205,7 @@ fn captured_and_other_executions_of_a_staged_plan_run_side_by_side() {
         let streams = [(); 3].map(|()| context.create_stream(GPU0).expect("a stream"));
         write(src, &content);
         write(dst, &vec![0x11; bytes as usize]);
-        // Executions are in progress when the capture begins, and before and after it use the plan's own staging memory.
+        // Executions are in progress when the capture begins. Executions before and after the capture use the plan's own staging memory.
         plan.enqueue(streams[1]).expect("enqueued");
         let capture = || {
             Graph::capture(GLOBAL, streams[0], || {
@@ -214,7 +214,7 @@ fn captured_and_other_executions_of_a_staged_plan_run_side_by_side() {
             })
         };
         let graphs = [capture(), capture()];
-        // All write the same bytes to the same place, so the slots must contain bytes of their own execution.
+        // All executions write the same bytes to the same destination. Each staging slot must therefore contain data of its own execution.
         for round in 0..20 {
             graphs[0].launch(streams[0]);
             graphs[1].launch(streams[2]);
@@ -228,7 +228,7 @@ fn captured_and_other_executions_of_a_staged_plan_run_side_by_side() {
         plan.execute(streams[1]).expect("enqueued").wait().expect("it runs");
         streams.into_iter().for_each(|stream| context.synchronize_stream(stream).expect("it runs"));
         assert_bytes(&read(dst, bytes as usize), &content, "at the end");
-        // Times of the same bytes by a launch and by an execution, for information.
+        // Prints the times of a graph launch and of an execution for the same amount of data, for information.
         let timed = |work: &dyn Fn()| {
             let times: Vec<f64> = (0..30)
                 .map(|_| {
@@ -258,7 +258,8 @@ fn staging_memory_of_a_graph_outlives_its_plan_and_context_and_is_freed_after_th
     let Some(_turn) = gpus(2) else { return };
     set_device(0);
     let bytes = (96 << 20) + 1;
-    // Allocated before the measurement: memory of the test, and memory that the driver allocates for the first graph of a context.
+    // This memory is allocated before the measurement: memory of the test, and memory that the driver allocates for the first graph of a
+    // context.
     let keeper = backend();
     let mut pair = Pair::new(&keeper, bytes, [GPU0, GPU1]);
     let stream = keeper.create_stream(GPU0).expect("a stream");
@@ -274,7 +275,7 @@ fn staging_memory_of_a_graph_outlives_its_plan_and_context_and_is_freed_after_th
     let ends = (pair.dst, pair.src);
     let capture = || {
         let backend = backend();
-        // The ring is on GPU 1. The backend is dropped before the graph is launched.
+        // The staging ring is on GPU 1. The backend is dropped before the graph is launched.
         Graph::capture(GLOBAL, stream, || {
             run(&backend, &relay(bytes, GPU1, 2, slot, [GPU0, GPU1]), ends, &[0], stream).expect("captured");
         })
@@ -283,7 +284,7 @@ fn staging_memory_of_a_graph_outlives_its_plan_and_context_and_is_freed_after_th
     assert!(before.saturating_sub(free("captured, and the backend gone")) >= 2 * slot, "the graph has its own memory");
     pair.fill(1);
     graph.launch(stream);
-    // Destroyed while it is in progress. The next capture must not get its memory before it is done.
+    // The graph is destroyed while it is in progress. The next capture must not get the graph's memory before the graph has finished.
     drop(graph);
     let also = Pair { src: pair.src, dst: keeper.allocate(GPU1, bytes).expect("memory"), content: pair.content.clone() };
     let second = Graph::capture(GLOBAL, stream, || {
@@ -295,7 +296,7 @@ fn staging_memory_of_a_graph_outlives_its_plan_and_context_and_is_freed_after_th
     pair.check("a graph that was destroyed while it was at work");
     also.check("the graph after it");
     drop(second);
-    // The driver destroys objects of a graph in a separate thread. The next call that frees memory frees theirs.
+    // The driver destroys objects of a graph in a separate thread. The next call that frees memory also frees the memory of these objects.
     let begin = Instant::now();
     loop {
         let one = keeper.allocate(GPU1, 64).expect("memory");
@@ -307,7 +308,7 @@ fn staging_memory_of_a_graph_outlives_its_plan_and_context_and_is_freed_after_th
         std::thread::sleep(Duration::from_millis(20));
     }
     keeper.free(also.dst).expect("freed");
-    // Further captures need no more memory.
+    // Further captures must not need more memory.
     for round in 0..20 {
         drop(capture());
         let taken = before.saturating_sub(free("captured again and again"));
@@ -334,7 +335,7 @@ fn a_tree_is_captured_and_every_launch_passes_on_the_bytes_of_its_own() {
         let content = Random(round).bytes(bytes as usize);
         write(src, &content);
         dsts.into_iter().for_each(|dst| write(dst, &vec![!content[0]; bytes as usize]));
-        // By the graph, by the plan, and by both in sequence.
+        // The work is done by the graph, by the plan, and by both one after the other.
         let stream = streams[round as usize % 2];
         if round % 3 != 1 {
             graph.launch(stream);

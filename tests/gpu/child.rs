@@ -1,12 +1,13 @@
-//! Runs this program again for work that may crash or hang, so that both are results and do not end the tests.
+//! Runs the test program again as a child process, for work that may crash or hang. Crashes and hangs then become test results and do not
+//! end the tests.
 
 use std::io::Read;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Result of a child.
+/// Result of a child process.
 pub struct Ended {
-    /// `None` if it was killed because it was still running.
+    /// Exit status of the child. `None` if the child was still running after the time limit and was killed.
     pub status: Option<ExitStatus>,
     /// Output of the child.
     pub text: String,
@@ -17,13 +18,13 @@ impl Ended {
         self.status.is_some_and(|status| status.success())
     }
 
-    /// Describes how it ended.
+    /// Returns a text that describes how the child ended.
     pub fn how(&self) -> String {
         self.status.map_or_else(|| "it hung and was killed".into(), |status| status.to_string())
     }
 }
 
-/// Runs one test of this program with `variable` set to `value`, for at most `seconds`.
+/// Runs the test `test` of this program in a child process, with the environment variable `variable` set to `value`, for at most `seconds`.
 pub fn run(test: &str, variable: &str, value: &str, seconds: u64) -> Ended {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(["--ignored", "--exact", test, "--nocapture", "--test-threads=1"]).env(variable, value);

@@ -1,6 +1,6 @@
-// Makes random copies of every kind between the memory of all GPUs and of the host, on random streams that are ordered
-// only by events, without using mpgpu. Prints a digest of all memory at the end, which does not depend on how the
-// copies were made: tests/gpu/unchanged compares runs with and without libmpgpu_preload.so.
+// Makes random copies of every kind between memory of all GPUs and of the host, without using mpgpu. The copies are in
+// random streams and are ordered only by events. At the end the program prints a digest of all memory, which does not
+// depend on how the copies were made. tests/gpu/unchanged compares runs with and without libmpgpu_preload.so.
 //   copies COUNT [SEED]
 #include <cuda_runtime.h>
 
@@ -30,12 +30,14 @@ struct slot {
     kind of;
     int gpu;
     char *memory;
-    /// Each GPU records its own event. The last recorded one stands for the last work that used the memory.
+    /// Events of the memory, one for each GPU, because each GPU records its own event. The event that was recorded last
+    /// marks the end of the last work that used the memory.
     std::vector<cudaEvent_t> events;
     std::size_t last;
 };
 
-/// Only its own GPU can access memory of a pool, so that GPU makes all copies of a slot.
+/// Makes the GPU current that makes the copies of a slot. For memory of a pool this is the GPU of the pool, because no
+/// other GPU has access.
 void enter(const slot &one) {
     CHECK(cudaSetDevice(one.gpu == host ? 0 : one.gpu));
 }
@@ -142,7 +144,7 @@ int main(int count, char **arguments) {
         const std::size_t bytes = below(16) == 0 ? 1 + below(slot_bytes) : 1 + below(std::size_t{1} << (1 + below(16)));
         const std::size_t to = below(slot_bytes - bytes + 1);
         const std::size_t from = below(slot_bytes - bytes + 1);
-        // Only its own GPU can access a pool, so that GPU makes the copy.
+        // Only the GPU that owns a pool can access the pool, so that GPU makes the copy.
         const slot &pooled = dst.of == kind::pooled ? dst : src;
         const bool is_pooled = pooled.of == kind::pooled;
         if (dst.of == kind::pooled && src.of == kind::pooled && dst.gpu != src.gpu) {

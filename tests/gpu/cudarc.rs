@@ -1,4 +1,4 @@
-//! Tests slices and streams of cudarc in plans, on a GPU. Without a GPU the tests are skipped with a message.
+//! Tests slices and streams of the crate cudarc in plans, on a GPU. Without a GPU the tests are skipped with a message.
 
 #[path = "../rust/common/skip.rs"]
 mod skip;
@@ -62,7 +62,7 @@ fn memory_of_cudarc_lives_until_its_executions_have_ended() {
         stream.launch_host(|| std::thread::sleep(std::time::Duration::from_millis(5))).unwrap();
         plan.enqueue(&stream).unwrap();
         drop((source, plan));
-        // Memory that was freed too early would be reused here.
+        // If the memory had been freed too early, this allocation would reuse it.
         let other = theirs.clone_htod(&vec![u32::MAX; 1 << 20]).unwrap();
         theirs.synchronize().unwrap();
         assert!(target.to_vec(&stream).unwrap().iter().all(|element| *element == round));

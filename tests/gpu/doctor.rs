@@ -1,4 +1,4 @@
-//! Tests `mpgpu doctor` on real GPUs, and that its peer test reports no false loss.
+//! Tests `mpgpu doctor` on real GPUs. Its test of copies between peers must not report data loss that has not happened.
 
 use super::{backend, gpus};
 use mpgpu_backend::Backend;
@@ -19,7 +19,7 @@ fn the_doctor_tries_every_pair_and_finds_that_all_bytes_arrive() {
     }
     assert!(cuda.pinning.as_ref().is_some_and(|pinning| pinning.whole.is_ok()), "{:?}", cuda.pinning);
     let found = findings(&facts);
-    // For information: the findings on this machine.
+    // Prints the findings on this machine, for information.
     for finding in &found {
         drop(writeln!(std::io::stderr(), "  {:<7}  {:<8}  {}", finding.level.name(), finding.topic, finding.line));
     }

@@ -1,6 +1,6 @@
-//! Tests driver behaviour that the manual hardly describes: after a reset of a device, while another thread captures, and with a full
-//! queue. Each question is tested in a separate process, because it may crash or hang. The results are printed, and those on which the
-//! library relies are asserted.
+//! Tests behaviour of the driver that its manual hardly describes: after a reset of a device, while another thread captures, and with a
+//! full queue. Each question is tested in a separate process, because a call may crash or hang. The results are printed, and those on which
+//! the library relies are asserted.
 
 use super::*;
 use std::ffi::c_void;
@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 const VARIABLE: &str = "DRIVER_TEST_QUESTION";
 
-/// Objects of a process before it resets its device.
+/// Objects of a process that exist before it resets its device.
 struct Before {
     context: sys::CUcontext,
     stream: sys::CUstream,
     event: sys::CUevent,
-    /// 4 KiB of memory on GPU 0.
+    /// Address of 4 KiB of memory on GPU 0.
     memory: u64,
-    /// 4 KiB of host memory.
+    /// Address of 4 KiB of pinned host memory.
     host: u64,
-    /// 4 KiB of registered memory.
+    /// Address of 4 KiB of registered host memory.
     registered: *mut c_void,
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
@@ -86,7 +86,7 @@ fn is_current(context: sys::CUcontext) -> (CUresult, &'static str) {
     )
 }
 
-/// Retains the primary context again, like the next user of the device.
+/// Retains the primary context again, as the next user of the device would.
 fn again(before: &Before) -> sys::CUcontext {
     let mut context = null_mut();
     // SAFETY: the output is valid for the call.
@@ -219,7 +219,7 @@ const AFTER_RESET: &[Question] = &[
     }),
 ];
 
-/// Prints the nanoseconds of one call.
+/// Measures a driver call and prints its duration in nanoseconds.
 fn cost(what: &str, mut call: impl FnMut() -> CUresult) {
     const ROUNDS: u32 = 20_000;
     (0..ROUNDS).for_each(|_| _ = call());
@@ -255,7 +255,7 @@ fn costs(before: &Before) {
     }
 }
 
-/// Word in host memory that streams wait for to become 1, and that the CPU sets.
+/// Word in host memory. Streams wait until it becomes 1, and the CPU sets it. The value is its address.
 #[derive(Copy, Clone)]
 struct Flag(u64);
 
@@ -288,12 +288,12 @@ fn new_stream() -> sys::CUstream {
     stream
 }
 
-/// Pointers passed to another thread of the test.
+/// Value that is passed to another thread of the test although it contains pointers.
 struct Sent<T>(T);
 // SAFETY: handles of the driver may be used from any thread.
 unsafe impl<T> Send for Sent<T> {}
 
-/// Call that another thread makes while this one captures: its name, the function that creates its argument, and the call.
+/// Call that another thread makes while the current thread captures: its name, the function that creates its argument, and the call itself.
 type Freeing = (&'static str, fn() -> u64, fn(u64) -> CUresult);
 
 fn page() -> u64 {
@@ -366,7 +366,7 @@ const WHILE_CAPTURING: &[Freeing] = &[
     ),
 ];
 
-/// Makes one call in another thread, in relaxed mode, while this thread captures and a third stream is busy for 200 ms.
+/// Makes one call in another thread, whose capture mode is relaxed, while this thread captures and a third stream is busy for 200 ms.
 fn free_while_capturing(make: fn() -> u64, call: fn(u64) -> CUresult) {
     use sys::CUstreamCaptureMode::*;
     let before = Before::new();
@@ -412,7 +412,7 @@ fn free_while_capturing(make: fn() -> u64, call: fn(u64) -> CUresult) {
     }
 }
 
-/// Tests whether freeing memory of one GPU waits for work of another.
+/// Tests whether freeing memory of one GPU waits for work of another GPU.
 fn free_beside_a_peer() {
     let before = Before::new();
     let flag = Flag::new();
@@ -436,14 +436,14 @@ fn free_beside_a_peer() {
     });
 }
 
-/// Fills the queue of a stream whose first operation waits, and tests from another thread which calls still return.
+/// Fills the queue of a stream whose first operation waits. Another thread then tests which calls still return.
 fn full_queue(kind: &str) {
     let before = Before::new();
     let flag = Flag::new();
     let (full, other, held) = (new_stream(), new_stream(), new_stream());
     let word = Flag::new();
     flag.hold(full);
-    // An event that has not been reached, because the driver may omit waits for others.
+    // The event has not been reached. The driver may omit waits for events that were reached.
     flag.hold(held);
     // SAFETY: an event and a stream of this test.
     unsafe { ok(sys::cuEventRecord(before.event, held)) };
@@ -478,7 +478,7 @@ fn full_queue(kind: &str) {
         last = now;
     }
     say("operations that went in", (last, if filling.is_finished() { "all" } else { "then the call blocks" }));
-    // From another thread, which may also block.
+    // Another thread makes the calls, and may also block.
     let (answers, heard) = mpsc::channel::<String>();
     let sent = Sent((before.context, other, full, before.memory));
     let mut second = null_mut();
@@ -524,7 +524,7 @@ fn full_queue(kind: &str) {
 
 const KINDS: [&str; 5] = ["copies", "waits for a value", "values written", "events recorded", "events waited for"];
 
-/// Answers one question if it is requested.
+/// Answers one question about the driver in a child process, if the environment requests it.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_asks_the_driver() {
@@ -550,11 +550,11 @@ fn child_asks_the_driver() {
     // SAFETY: the destroyed objects are used only to test the effects.
     say("cuDevicePrimaryCtxReset", unsafe { sys::cuDevicePrimaryCtxReset_v2(0) });
     ask(&before);
-    // Without the normal end of the process, which may hang.
+    // The normal end of the process is skipped, because it may hang.
     std::process::exit(0);
 }
 
-/// Prints the child's answer.
+/// Runs a child process that answers one question, and prints the answer.
 fn ask(question: &str) {
     let ended = child::run("driver::child_asks_the_driver", VARIABLE, question, 20);
     let mut text = format!("gpu tests: driver: {question}: {}\n", ended.how());

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Measures the memory rate of one GPU for a halo exchange divided along x, the contiguous dimension: one kernel reads
-// the two faces of each of three arrays, one cell of a row after the other, and one writes the adjacent ghost cells.
-// Nothing is exchanged, and messages are read and written as a whole. Prints medians; uses GPU 0, without mpgpu.
+// Measures the memory bandwidth of one GPU for a halo exchange of a mesh that is divided along x, the contiguous
+// dimension. One kernel reads the two faces of each of three arrays, and another writes the adjacent ghost cells. A
+// face contains one cell of each row. Messages are read and written as a whole, but not sent. Prints medians. Uses GPU
+// 0, without mpgpu.
 //   faces [cells a side...]
 #include <algorithm>
 #include <cstddef>

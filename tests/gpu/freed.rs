@@ -1,6 +1,7 @@
-//! Tests memory that its owner freed before a plan used it, on real GPUs: the error names it, and the context continues to work.
+//! Tests executions of a plan whose memory its owner has freed before, on real GPUs. The error must name the memory, and the context must
+//! continue to work.
 //!
-//! Such an execution may end the process, so each case runs in a child.
+//! Such an execution may end the process, so each case runs in a child process.
 
 use super::*;
 use std::fmt::Write as _;
@@ -11,12 +12,12 @@ use std::time::{Duration, Instant};
 const CASE: &str = "FREED_TEST_CASE";
 const BYTES: usize = 64 << 10;
 
-/// Returns the GPU whose memory is freed, not the first if there are several.
+/// Returns the number of the GPU whose memory is freed: the last one, so that it is not the first if there are several.
 fn last() -> u32 {
     device_count().expect("GPUs are there") - 1
 }
 
-/// Allocates memory as another library of the process: its address and the function that frees it.
+/// Allocates memory as another library of the process would. Returns the address and the function that frees the memory.
 fn memory(kind: &str, gpu: u32) -> (u64, Box<dyn FnOnce()>) {
     let mut address = 0;
     match kind {
@@ -28,7 +29,7 @@ fn memory(kind: &str, gpu: u32) -> (u64, Box<dyn FnOnce()>) {
             // SAFETY: as above.
             (address, Box::new(move || ok(unsafe { sys::cuMemFree_v2(address) })))
         }
-        // Memory of a large allocation is mapped and unmapped separately, and is not part of a block that the driver keeps.
+        // The memory of a large allocation is mapped and unmapped separately. It is not part of a block that the driver keeps.
         "large" => {
             set_device(gpu);
             // SAFETY: as above.
@@ -92,7 +93,7 @@ fn memory(kind: &str, gpu: u32) -> (u64, Box<dyn FnOnce()>) {
     }
 }
 
-/// Reservation of the virtual memory API with a chunk of 2 MiB on each of these GPUs, accessible to all.
+/// Address range of the virtual memory API, with a chunk of 2 MiB on each of the given GPUs. All of them have access.
 struct Mapped {
     base: u64,
     chunks: Vec<u64>,
@@ -132,7 +133,8 @@ impl Mapped {
     }
 }
 
-/// Executes a plan of two transfers of which one end of the second was freed, and returns the result: `engine end kind warm stream`.
+/// Executes a plan of two transfers, after one end (source or destination) of the second was freed. Returns the result as text. The words
+/// of the case are `engine end kind warm stream`.
 fn plan_case(words: &[&str]) -> String {
     let [engine, end, kind, warm, stream] = words else { panic!("{words:?}") };
     let engine = match *engine {
@@ -200,7 +202,7 @@ fn plan_case(words: &[&str]) -> String {
     }
 }
 
-/// Runs the child of the tests below. Does nothing otherwise.
+/// Executes one case in a child process, if the environment requests it. Otherwise does nothing.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_executes_what_was_freed() {
@@ -212,7 +214,7 @@ fn child_executes_what_was_freed() {
     println!("\nANSWER {said}");
 }
 
-/// Returns a child's answer for a case, or how it ended.
+/// Runs a case in a child process. Returns its answer, or a text that describes how the child ended.
 fn ask(case: &str) -> String {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(["--ignored", "--exact", "freed::child_executes_what_was_freed", "--nocapture", "--test-threads=1"]).env(CASE, case);
@@ -239,7 +241,7 @@ fn ask(case: &str) -> String {
     }
 }
 
-/// Returns the answers for all cases, with eight children at a time.
+/// Runs all cases, eight child processes at a time, and returns each case with its answer.
 fn ask_all(cases: Vec<String>) -> Vec<(String, String)> {
     let next = AtomicU32::new(0);
     let answers = Mutex::new(Vec::new());
@@ -258,7 +260,7 @@ fn ask_all(cases: Vec<String>) -> Vec<(String, String)> {
     answers
 }
 
-/// Bypasses the test harness, which captures the output of passing tests.
+/// Prints a line. Bypasses the test harness, which captures the output of tests that pass.
 fn say(line: &str) {
     drop(writeln!(std::io::stderr(), "{line}"));
 }

@@ -1,4 +1,4 @@
-//! Tests the graph executor on real GPUs: bytes, order, and which graphs are created, kept and evicted.
+//! Tests the graph executor on real GPUs: copied bytes, order, and which graphs are created, kept and evicted.
 
 use super::scale::scaled;
 use super::*;
@@ -9,13 +9,13 @@ fn ends(dst: u64, src: u64, rings: &[u64]) -> Ends {
     (Arc::new([Endpoints { dst, src }]), rings.into())
 }
 
-/// Runs a program on the graph executor. Equal `ends` are the same plan for the backend.
+/// Executes a program by the graph executor. The backend treats calls with equal `ends` as executions of one plan.
 fn launch(backend: &CudaBackend, program: &Arc<Program>, ends: &Ends, stream: StreamHandle) -> Completion {
     let execution = Execution { engine: Engine::Graph, ..Execution::new(program, &ends.0, &ends.1, stream) };
     backend.submit(&execution).expect("enqueued").expect("a completion")
 }
 
-/// Returns a program in pieces, on two lanes.
+/// Returns a program that copies in `count` pieces, on two lanes (streams).
 fn pieces(bytes: u64, count: u64) -> Arc<Program> {
     let ops = (0..count).map(|piece| {
         let (first, end) = (bytes * piece / count, bytes * (piece + 1) / count);
@@ -42,7 +42,7 @@ fn relays_launched_as_graphs_lose_no_byte_in_streams_of_any_kind() {
             let program = relay(bytes, via, 3, slot_bytes, [GPU0, second]);
             let ends = ends(dst, src, &[ring]);
             let streams = [GPU0, GPU1].map(|device| backend.create_stream(device).expect("a stream"));
-            // The default streams too: legacy, by both handles, and per thread.
+            // The default streams are tested too: the legacy one by both of its handles, and the per-thread one.
             for stream in streams.into_iter().chain([0, 1, 2].map(StreamHandle)) {
                 for round in 0..2 {
                     let content = random.bytes(bytes as usize);
@@ -129,7 +129,7 @@ fn one_plan_on_many_streams_at_once_gets_more_graphs_up_to_a_bound() {
     write(b, &vec![0x22; bytes as usize]);
     let (program, ends) = (pieces(bytes, 6), ends(b, a, &[]));
     let streams: Vec<_> = (0..20).map(|i| backend.create_stream(DeviceId::gpu(i % 2)).expect("a stream")).collect();
-    // Blocked until all are enqueued, so that every launch finds earlier ones in progress.
+    // The gate blocks the stream until everything is enqueued, so that every launch finds earlier ones in progress.
     let gate = Arc::new(AtomicBool::new(false));
     for stream in &streams {
         let gate = gate.clone();
@@ -157,7 +157,7 @@ fn new_addresses_of_the_same_program_re_point_the_graph_in_place_of_making_anoth
     let program = pieces(bytes, 5);
     let stream = backend.create_stream(GPU0).expect("a stream");
     for round in 0..10 {
-        // All stay allocated, so each round has other addresses.
+        // The allocations of all rounds are kept, so that each round has other addresses.
         let [a, b] = [GPU0, GPU1].map(|device| backend.allocate(device, bytes).expect("memory"));
         let content = Random(60 + round).bytes(bytes as usize);
         write(a, &content);
@@ -167,7 +167,7 @@ fn new_addresses_of_the_same_program_re_point_the_graph_in_place_of_making_anoth
     }
     let made = backend.graph_statistics();
     assert_eq!((made.launches, made.instantiations, made.repoints, made.hits), (10, 1, 9, 0), "{made:?}");
-    // Two sets of buffers in turn: updated for a while, then each has a separate graph.
+    // Two sets of buffers are used alternately. At first one graph is updated for them; after a while each set has its own graph.
     let turns: Vec<_> = (0..2)
         .map(|_| {
             let [a, b] = [GPU0, GPU1].map(|device| backend.allocate(device, bytes).expect("memory"));
@@ -181,7 +181,7 @@ fn new_addresses_of_the_same_program_re_point_the_graph_in_place_of_making_anoth
     assert_eq!((made.launches, made.instantiations, made.repoints), (50, 2, 16), "{made:?}");
 }
 
-/// Through a context, which knows the allocation of an address.
+/// Tests a plan of a context, because the context knows to which allocation an address belongs.
 #[test]
 fn memory_that_is_freed_and_allocated_at_the_same_address_gets_a_graph_of_its_own() {
     let Some(_turn) = gpus(2) else { return };
@@ -207,7 +207,7 @@ fn memory_that_is_freed_and_allocated_at_the_same_address_gets_a_graph_of_its_ow
         let made = context.statistics().graphs;
         let now = [there, back].map(|transfer| [transfer.dst, transfer.src]);
         if let Some(earlier) = seen.replace(now) {
-            // The driver usually reuses a freed address; otherwise the graph is updated.
+            // The driver usually reuses a freed address. If it does not, the graph is updated.
             let same = now.iter().flatten().zip(earlier.iter().flatten()).any(|(now, earlier): (&u64, &u64)| now == earlier);
             let news = (made.instantiations - before.instantiations, made.repoints - before.repoints);
             assert_eq!(news, if same { (1, 0) } else { (0, 1) }, "round {round}");
@@ -262,7 +262,7 @@ fn programs_beyond_the_bound_give_up_the_oldest_graphs_and_lose_no_byte() {
     write(a, &content);
     for round in 0..2 {
         write(b, &vec![0x99; (count * bytes) as usize]);
-        // Without waiting in between, so that graphs are evicted while they are in progress.
+        // The programs are launched without waits in between, so that graphs are evicted while they are in progress.
         for (program, ends) in &all {
             launch(&backend, program, ends, stream);
         }
@@ -271,7 +271,7 @@ fn programs_beyond_the_bound_give_up_the_oldest_graphs_and_lose_no_byte() {
     }
     let made = backend.graph_statistics();
     assert_eq!((made.launches, made.instantiations, made.programs), (2 * count, 2 * count, 128), "{made:?}");
-    // Graphs that were in progress when they were evicted are destroyed with the next eviction.
+    // A graph that was in progress when it was evicted is destroyed at the next eviction.
     launch(&backend, &pieces(bytes, 3), &all[0].1, stream).wait().expect("it runs");
     let made = backend.graph_statistics();
     assert_eq!((made.programs, made.execs), (128, 128), "{made:?}");
@@ -295,7 +295,7 @@ fn in_a_capture_the_graph_engine_records_its_copies() {
     unsafe {
         ok(sys::cuStreamBeginCapture_v2(raw(stream), sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL));
         launch(&backend, &program, &ends, stream);
-        // In another stream, while this thread captures: a graph is created and launched.
+        // Another stream is used while this thread captures. There a graph is created and launched.
         launch(&backend, &program, &ends, other);
         ok(sys::cuStreamEndCapture(raw(stream), &mut graph));
     }
@@ -331,7 +331,8 @@ fn one_plain_copy_stays_a_copy() {
     assert_eq!(backend.graph_statistics(), Default::default());
 }
 
-/// Returns a program of many segments by one kernel on GPU 0, and a concurrent copy in the opposite direction that either end may issue.
+/// Returns a program in which one kernel on GPU 0 copies many segments, while a copy in the opposite direction runs at the same time.
+/// Either GPU may make that copy.
 fn kernel_beside_copy(segments: &[u64], bytes: u64) -> Arc<Program> {
     let piece =
         |transfer: u32, bytes| Copy { from: Place::Source { transfer, offset: 0 }, to: Place::Destination { transfer, offset: 0 }, bytes };
@@ -348,7 +349,8 @@ fn kernel_beside_copy(segments: &[u64], bytes: u64) -> Arc<Program> {
     Arc::new(program)
 }
 
-/// Returns ends of `sizes` in sequence in `src` and `dst`. The last is a copy from `dst` to `src`, placed after all others.
+/// Returns the addresses of a program whose segments of the given `sizes` are stored one after the other in `src` and `dst`. The last
+/// address pair belongs to a copy from `dst` to `src`, whose data follows all segments.
 fn packed(sizes: &[u64], dst: u64, src: u64) -> Ends {
     let mut at = 0;
     let mut ends: Vec<_> = sizes
@@ -371,7 +373,7 @@ fn fused_kernels_are_nodes_beside_copies_and_are_re_pointed_in_place() {
     set_device(0);
     let backend = backend();
     assert!(backend.has_copy_kernel(0).expect("an answer"), "the kernel was not loaded: copies would stand in for it");
-    // As many as fit in one launch of the short argument, and enough for two launches.
+    // The number of segments is at most what one launch with the short argument takes, then more, and then enough for two launches.
     for (index, count) in [1_u64, 26, 32, 33, 150].into_iter().enumerate() {
         let sizes: Vec<u64> = (0..count).map(|i| 1 + (i * 7919) % 40_000).chain([300_007]).collect();
         let total: u64 = sizes.iter().sum();
@@ -397,8 +399,8 @@ fn fused_kernels_are_nodes_beside_copies_and_are_re_pointed_in_place() {
     }
 }
 
-/// Times 77 kernels between other work of the stream. As 77 branches they took 144 us if the host waited for each launch, and 854 us in
-/// sequence.
+/// Executes 77 kernels between other work of the stream, and checks every byte. With 77 parallel branches they took 144 us if the host
+/// waited for each launch, and 854 us if launches followed each other.
 #[test]
 fn many_kernels_between_other_work_of_a_stream_copy_every_byte() {
     let Some(_turn) = gpus(2) else { return };
@@ -451,7 +453,8 @@ fn where_a_kernel_does_not_reach_all_memory_the_graph_copies() {
     let program = kernel_beside_copy(&sizes[..2], back);
     let stream = backend.create_stream(GPU0).expect("a stream");
     let mut pooled = 0;
-    // GPU 0 gets access to the pool, so that the driver can make the copies. The library does not assume that a kernel has access.
+    // GPU 0 gets access to the pool, so that the driver can make the copies. The library does not assume that a kernel has access to the
+    // pool.
     let grant = |flags| {
         let location = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
         let mut pool = std::ptr::null_mut();
@@ -468,7 +471,7 @@ fn where_a_kernel_does_not_reach_all_memory_the_graph_copies() {
         ok(sys::cuCtxSynchronize());
     }
     let [src, dst] = [GPU0, GPU1].map(|device| backend.allocate(device, total).expect("memory"));
-    // Plain memory first and last, so that kernels are replaced by copies and then used again.
+    // Memory that is not from a pool comes first and last. So kernels are replaced by copies and are then used again.
     for (round, dst) in [dst, pooled, dst].into_iter().enumerate() {
         let content = Random(110 + round as u64).bytes(total as usize);
         let (forth, reply) = content.split_at(there as usize);

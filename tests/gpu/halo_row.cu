@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Measures the driver's time for many kernels, each with an argument as long as that of the fused copy kernel, that are
-// launched repeatedly without host waits: as a graph of parallel nodes, of chains, and on a stream. Run by
-// tests/gpu/halo_row; requires one or two GPUs.
+// Measures the driver's time for many kernels that are launched repeatedly without host waits. Each kernel has an
+// argument as long as that of the fused copy kernel. The kernels are the parallel nodes of a graph, chains in a graph,
+// or launches in a stream. Run by tests/gpu/halo_row; requires one or two GPUs.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(256) copy(const __grid_constant__ argument lis
     to[threadIdx.x] = from[threadIdx.x];
 }
 
-// Simulates the work before and after the copies of an exchange: about 100 us on the same GPU.
+// Simulates work before and after the copies of an exchange. It takes about 100 us on the same GPU.
 __global__ void work(long long cycles) {
     const long long begin = clock64();
     while (clock64() - begin < cycles) {
@@ -46,7 +46,8 @@ constexpr int blocks = 120;
 char *source = nullptr;
 char *target = nullptr;
 
-// Creates a graph of `chains` equal chains of nodes. With as many chains as nodes, all nodes are parallel.
+// Creates a graph of `nodes` nodes in `chains` equal chains. If there are as many chains as nodes, all nodes are
+// parallel.
 cudaGraphExec_t graph_of(int nodes, int chains) {
     cudaGraph_t graph;
     CHECK(cudaGraphCreate(&graph, 0));

@@ -1,15 +1,15 @@
-//! Tests batches whose copies start on several GPUs: every executor, every kind of stream, streams of every GPU, every byte, and the order
-//! relative to earlier and later work.
+//! Tests plans whose copies start on several GPUs, with every executor and every kind of stream, and with streams of every GPU. Checks
+//! every byte, and the order relative to earlier and later work.
 
 use super::scale::{is_reduced, scaled};
 use super::*;
 
-/// Returns the pairs of sender and receiver.
+/// Returns the (sender, receiver) pairs of GPUs for the named batch of transfers.
 fn pairs(batch: &str, count: u32) -> Vec<(u32, u32)> {
     let all = 0..count;
     match batch {
         "both directions" => vec![(0, 1), (1, 0)],
-        // Bytes that stay inside one GPU pass through the other one if it runs the kernel.
+        // If the other GPU runs the kernel, data that stays within one GPU passes through the other GPU.
         "both directions and inside" => vec![(0, 1), (1, 1), (1, 0), (0, 0)],
         "many both ways" => [(0, 1), (1, 0)].into_iter().cycle().take(70).collect(),
         "star" => (1..count).flat_map(|gpu| [(0, gpu), (gpu, 0), (gpu, 0)]).collect(),
@@ -44,7 +44,7 @@ fn one_path(config: &mut Config) {
 #[test]
 fn copies_that_leave_from_several_gpus_arrive_whole_on_every_engine_from_every_stream() {
     let Some(turn) = gpus(2) else { return };
-    // All-to-all of more GPUs uses the same code and only needs more time.
+    // All-to-all transfers of more GPUs use the same code and only take more time.
     let count = turn.count.min(if is_reduced() { 2 } else { 4 });
     set_device(0);
     let context = context(None, one_path);
@@ -62,7 +62,8 @@ fn copies_that_leave_from_several_gpus_arrive_whole_on_every_engine_from_every_s
             let is_one_kernel = batch == "both directions and inside" && bytes < 5000 && [Engine::Auto, Engine::Graph].contains(&engine);
             assert!(!is_one_kernel || plan.planned().program.ops.len() == 1, "{}", plan.describe());
             free_lanes += plan.planned().program.lanes.iter().filter(|lane| !lane.also.is_empty()).count();
-            // Streams of each GPU; the legacy default stream by both handles and the per-thread one, on each GPU.
+            // Streams of each GPU are tested, and on each GPU the legacy default stream by both of its handles and the per-thread default
+            // stream.
             let defaults = (0..count).flat_map(|gpu| [0, 1, 2].map(|stream| (gpu, StreamHandle(stream))));
             for (current_gpu, stream) in streams.iter().map(|stream| (0, *stream)).chain(defaults) {
                 set_device(current_gpu);
@@ -83,17 +84,17 @@ fn copies_that_leave_from_several_gpus_arrive_whole_on_every_engine_from_every_s
     assert!(free_lanes > 0, "no plan left open who issues a copy");
 }
 
-/// In each round, without host waits, writes both sources, executes, and records the first and the last byte of both destinations. `stream`
-/// belongs to `gpu`, which is current. A copy that started before its source was written, a record made before the copy, or a source that
-/// was overwritten while it was read would show a byte of another round.
+/// Executes rounds without host waits. Each round writes both sources, executes the plan, and records the first and the last byte of both
+/// destinations. `stream` belongs to the GPU `gpu`, which is current. A recorded byte of another round shows an error: a copy that started
+/// before its source was written, a record before the copy, or a source that was overwritten while it was read.
 fn order(context: &Context, engine: Engine, (gpu, stream): (u32, StreamHandle), rounds: u32, bytes: u64) {
     let transfers = transfers(context, &pairs("both directions", 2), bytes);
     let plan = context.plan(&transfers, &PlanOptions { engine: Some(engine), ..PlanOptions::default() }).expect("a plan");
     let notes = context.allocate(DeviceId::HOST, u64::from(rounds) * 4).expect("memory");
-    // Set by the stream's own GPU, and copied from there into both sources.
+    // The GPU of the stream sets this memory, from which both sources are filled.
     let fill = context.allocate(DeviceId::gpu(gpu), bytes).expect("memory");
     let at = |transfer: &Transfer| [transfer.dst, transfer.dst + bytes - 1];
-    // From now on each GPU has access to the other's memory.
+    // After this execution, each GPU has access to the memory of the other.
     plan.execute(stream).expect("enqueued").wait().expect("it runs");
     for round in 0..rounds {
         // SAFETY: memory of the context that outlives the work. The stream belongs to the current context.
@@ -103,7 +104,7 @@ fn order(context: &Context, engine: Engine, (gpu, stream): (u32, StreamHandle), 
                 ok(sys::cuMemcpyAsync(transfer.src, fill, bytes as usize, raw(stream)));
             }
         }
-        // With and without a completion.
+        // Rounds with and without a completion alternate.
         if round % 2 == 0 {
             plan.enqueue(stream).expect("enqueued");
         } else {
@@ -166,7 +167,7 @@ fn memory_that_the_streams_gpu_does_not_reach_is_copied_by_the_gpu_that_owns_it(
     let both = [alone, Transfer { dst: there, dst_device: GPU1, src: forth, src_device: GPU0, bytes }];
     let contents = [1, 2].map(|seed| Random(seed).bytes(bytes as usize));
     both.iter().zip(&contents).for_each(|(transfer, content)| write(transfer.src, content));
-    // From a stream of the GPU without access to the pool, and of the GPU that owns it.
+    // The first stream is on the GPU without access to the pool, and the second on the GPU that owns the pool.
     let streams = [GPU0, GPU1].map(|device| context.create_stream(device).expect("a stream"));
     for (transfers, engine) in
         [&both[..1], &both].into_iter().flat_map(|t| [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Kernel].map(|e| (t, e)))

@@ -1,5 +1,5 @@
-//! Tests contexts that are created and destroyed by short-lived threads, in a process where nothing else retains the GPUs' primary
-//! contexts, which must nevertheless stay the same. A crash ends the process, so a child runs the test.
+//! Tests contexts that short-lived threads create and destroy. Nothing else in the process retains the primary contexts of the GPUs, but
+//! they must nevertheless stay the same. A crash ends the process, so a child process runs the test.
 
 use super::scale::scaled;
 use super::*;
@@ -13,7 +13,7 @@ fn rounds() -> u64 {
     scaled(8, 2)
 }
 
-/// Opens a context, and copies from host memory over both GPUs and back.
+/// Creates a context, and copies from host memory over both GPUs and back to host memory.
 fn come_and_go(seed: u64) {
     let context = context(None, |_| {});
     let memory = |device| (context.allocate(device, BYTES).expect("memory"), device);
@@ -34,7 +34,7 @@ fn come_and_go(seed: u64) {
     assert_bytes(found, &content, "after three hops");
 }
 
-/// Runs the child of the test below. Does nothing otherwise.
+/// Runs the test in a child process, if the environment requests it. Otherwise does nothing.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_comes_and_goes() {
@@ -45,7 +45,7 @@ fn child_comes_and_goes() {
         for thread in 0..THREADS {
             scope.spawn(move || {
                 for round in 0..rounds() {
-                    // Ends while the other threads are at arbitrary points.
+                    // The thread ends while the other threads are at arbitrary points of their work.
                     std::thread::spawn(move || come_and_go(thread * rounds() + round)).join().expect("no assertion failed");
                 }
             });

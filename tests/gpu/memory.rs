@@ -1,5 +1,5 @@
-//! Tests memory of every origin as an end of plans, on real GPUs: every byte with every engine, the device found from the address, and
-//! refused memory.
+//! Tests memory of every origin as source and destination of plans, on real GPUs. Checks every byte with every engine, the device found
+//! from the address, and that unsupported memory is refused.
 
 use super::scale::scaled;
 use super::*;
@@ -7,7 +7,7 @@ use mpgpu_backend::Allocation;
 
 const ENGINES: [Engine; 5] = [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel];
 
-/// Memory that the library has not allocated. Freed on drop.
+/// Memory that the library has not allocated. Dropping the value frees the memory.
 pub(super) struct Foreign {
     pub address: u64,
     release: Option<Box<dyn FnOnce()>>,
@@ -18,7 +18,7 @@ impl Foreign {
         Foreign { address, release: Some(Box::new(release)) }
     }
 
-    /// Allocates memory like `cudaMalloc`.
+    /// Allocates GPU memory like `cudaMalloc`.
     pub fn plain(gpu: u32, bytes: usize) -> Foreign {
         set_device(gpu);
         let mut address = 0;
@@ -29,7 +29,7 @@ impl Foreign {
         Foreign::new(address, move || ok(unsafe { sys::cuMemFree_v2(address) }))
     }
 
-    /// Allocates from the default pool of a GPU (`cudaMallocAsync`), with access for all GPUs if `shared` is true.
+    /// Allocates memory from the default pool of a GPU, like `cudaMallocAsync`. If `shared` is true, all GPUs have access to the pool.
     fn pooled(gpu: u32, bytes: usize, shared: bool) -> Foreign {
         set_device(gpu);
         let mut address = 0;
@@ -63,7 +63,7 @@ impl Foreign {
         })
     }
 
-    /// Maps memory of the virtual memory API with access for some GPUs.
+    /// Maps memory by the virtual memory API. The GPUs in `readers` have access.
     fn mapped(gpu: u32, bytes: usize, readers: impl IntoIterator<Item = u32>) -> Foreign {
         set_device(gpu);
         let properties = chunk_on(gpu, sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE);
@@ -90,7 +90,7 @@ impl Foreign {
         })
     }
 
-    /// Allocates memory like `cudaHostAlloc`.
+    /// Allocates pinned host memory like `cudaHostAlloc`.
     pub fn pinned(bytes: usize) -> Foreign {
         let mut pointer = std::ptr::null_mut();
         // SAFETY: the output is valid for the call.
@@ -99,7 +99,7 @@ impl Foreign {
         Foreign::new(pointer.expose_provenance() as u64, move || ok(unsafe { sys::cuMemFreeHost(pointer) }))
     }
 
-    /// Registers memory like `cudaHostRegister`, from an odd address.
+    /// Registers host memory like `cudaHostRegister`, from an odd address on.
     fn registered(bytes: usize) -> Foreign {
         let mut memory = vec![0_u8; bytes + 1];
         let address = memory.as_ptr() as u64;
@@ -113,14 +113,15 @@ impl Foreign {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        // After a failed assertion the driver may refuse this call too, and a second panic would end the other tests.
+        // After a failed assertion the driver may refuse this call too. A second panic would then end the other tests.
         if let Some(release) = self.release.take().filter(|_| !std::thread::panicking()) {
             release();
         }
     }
 }
 
-/// Returns properties of GPU memory of the virtual memory API with these kinds of exportable handles.
+/// Returns the properties of GPU memory of the virtual memory API. `handles` selects the kinds of handles by which the memory can be
+/// exported.
 pub(super) fn chunk_on(gpu: u32, handles: sys::CUmemAllocationHandleType) -> sys::CUmemAllocationProp {
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -140,12 +141,12 @@ fn access(gpus: impl IntoIterator<Item = u32>) -> Vec<sys::CUmemAccessDesc> {
     gpus.into_iter().map(|gpu| sys::CUmemAccessDesc { location: location(gpu), flags }).collect()
 }
 
-/// Creates a context on this machine, or on a mesh if that makes the planner use relays.
+/// Creates a context whose planner uses several paths. With two to four GPUs the topology is a mesh that makes the planner use relays.
 fn several_paths() -> Context {
     context(forced(), |config| config.host_path = Some(true))
 }
 
-/// Calls `work` with the context of the memory's own GPU current, because no other GPU need have access.
+/// Calls `work` while the context of the memory's own GPU is current, because other GPUs may have no access.
 fn at_home<T>(context: &Context, address: u64, work: impl FnOnce() -> T) -> T {
     set_device(locate(context, address).device.0.max(0) as u32);
     let done = work();
@@ -153,7 +154,8 @@ fn at_home<T>(context: &Context, address: u64, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Copies into the memory and out of it, to and from GPU 0, with every engine. Its device is found from its address. Checks every byte.
+/// Copies into the memory and out of it, to and from GPU 0, with every engine, and checks every byte. The device of the memory is found
+/// from its address.
 fn there_and_back(context: &Context, memory: u64, bytes: u64, what: &str) {
     let [from, to] = [(); 2].map(|()| context.allocate(GPU0, bytes).expect("memory"));
     let stream = context.create_stream(GPU0).expect("a stream");
@@ -181,7 +183,7 @@ fn locate(context: &Context, address: u64) -> Allocation {
     context.backend().locate(address).expect("an answer").expect("known")
 }
 
-/// The last size uses several paths, in chunks.
+/// Returns sizes of transfers in bytes. The last one uses several paths, in chunks.
 fn sizes() -> [u64; 3] {
     [1000, (5 << 20) + 3, scaled(48 << 20, 12 << 20) + 17]
 }
@@ -278,14 +280,14 @@ fn host_memory_of_the_library_moves_every_byte_both_ways_by_every_gpu() {
     let Some(turn) = gpus(1) else { return };
     set_device(0);
     let context = several_paths();
-    // Smaller than, equal to and larger than the size from which pages are distributed and registered.
+    // The sizes are smaller than, equal to and larger than the size from which pages are distributed and registered.
     for bytes in [4096, (4 << 20) - 1, 4 << 20, scaled(65 << 20, 9 << 20) + 5] {
         let host = context.allocate(DeviceId::HOST, bytes).expect("memory");
         assert_eq!(host % 256, 0);
         let found = locate(&context, host + bytes - 1);
         assert_eq!((found.base, found.bytes, found.device, found.kind), (host, bytes, DeviceId::HOST, MemoryKind::Pinned));
         there_and_back(&context, host, bytes, "host memory of the library");
-        // All GPUs in one plan, each with a part.
+        // One plan includes all GPUs. Each GPU holds an equal part of the data.
         let part = bytes / u64::from(turn.count);
         let parts: Vec<u64> = (0..turn.count).map(|gpu| context.allocate(DeviceId::gpu(gpu), part).expect("memory")).collect();
         let into = |(gpu, address): (u32, &u64)| Transfer {
@@ -315,7 +317,7 @@ fn host_memory_of_the_library_moves_every_byte_both_ways_by_every_gpu() {
         for address in parts.into_iter().chain([host]) {
             context.free(address).expect("freed");
         }
-        // The next memory is another allocation, whatever its address.
+        // The next memory is another allocation, even if it has the same address.
         let again = context.allocate(DeviceId::HOST, bytes).expect("memory");
         assert_ne!(locate(&context, again).id, found.id);
         context.free(again).expect("freed");
@@ -333,7 +335,7 @@ fn the_device_of_an_address_is_found_also_where_no_context_is_current() {
     let content = Random(60).bytes(bytes as usize);
     write(plain.address, &content);
     let (there, between) = (plain.address, pinned.address);
-    // A new thread has no current context, and a new context of the library does not use a GPU yet.
+    // The new thread has no current context, and the library's new context does not use a GPU yet.
     std::thread::spawn(move || {
         assert!(current().is_null());
         let context = context(None, |_| ());
@@ -391,7 +393,7 @@ fn failing_allocations_name_device_and_size_and_the_context_stays_usable() {
             "{refused:?}"
         );
     }
-    // If staging memory is not available, only the plan that needs it fails.
+    // If staging memory is not available, only the plan that needs staging memory fails.
     let starved = self::context(forced(), |config| (config.staging_bytes, config.host_path) = (1 << 50, Some(true)));
     let bytes = 64 << 20;
     let [src, dst] = [GPU0, GPU1].map(|device| starved.allocate(device, bytes).expect("memory"));
@@ -477,7 +479,7 @@ fn graphs_are_counted_in_the_statistics_of_the_context() {
     }
 }
 
-/// Tests the replacements of functions that older drivers lack.
+/// Tests the code that replaces functions of the driver which older drivers do not have.
 #[cfg(feature = "fault-injection")]
 #[test]
 fn without_functions_that_older_drivers_lack_every_engine_moves_every_byte() {

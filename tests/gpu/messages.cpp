@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Measures latency and bandwidth of messages between two processes, tagged and by descriptor, from 8 B to 1 GiB, in GPU
-// memory. Every byte is checked. Run as two processes: `messages RANK SOCKET [MOST_BYTES [staged]]`, each with the GPU
-// visible that it must use. Rank 0 prints.
+// Measures latency and bandwidth of messages between two processes, from 8 B to 1 GiB, in GPU memory. Messages are sent
+// by tag, or fetched by the descriptor of a buffer. Every byte is checked. Run as two processes:
+// `messages RANK SOCKET [MOST_BYTES [staged]]`, each with only the GPU visible that it must use. Rank 0 prints.
 //
 //   latency     half of a round trip: a message of this size each way, and the host waits for each
 //   in turn     the same with each receive posted after the previous send has ended, as by MPI_Send and MPI_Recv
@@ -26,7 +26,7 @@
 namespace {
 
 constexpr std::uint64_t window = 16;
-/// Maximum total size of the buffers of a window; larger windows reuse buffers.
+/// Maximum total size in bytes of the buffers of a series of messages. Longer series use buffers several times.
 constexpr std::uint64_t most_at_once = 2ULL << 30U;
 
 int rank = 0;
@@ -50,7 +50,7 @@ std::uint64_t word(std::uint64_t round, std::uint64_t index) {
     return (index + round * 0x9E3779B97F4A7C15ULL) * 0xD1B54A32D192ED03ULL;
 }
 
-/// Copies between the host and the GPU, and waits.
+/// Copies between the host and the GPU, and waits until the copy has finished.
 void copy(void *to, std::int32_t to_device, const void *from, std::int32_t from_device, std::uint64_t bytes) {
     const mp_transfer_t transfer{to, to_device, from, from_device, bytes};
     mp_plan_t plan;
@@ -173,7 +173,7 @@ void meet() {
     wait(sent);
 }
 
-/// Starts the send of a buffer, and returns the request.
+/// Starts the send of buffer `index` by method `how`, and returns the request.
 mp_request_t give(way how, const buffers &out, std::uint64_t index, std::uint64_t tag) {
     if (how == way::tagged) {
         return send(out.at(index), out.bytes, tag);
@@ -190,7 +190,8 @@ mp_request_t give(way how, const buffers &out, std::uint64_t index, std::uint64_
     return released;
 }
 
-/// Starts the receive of a buffer that `give` sends; `taken` completes it.
+/// Starts the receive of a buffer that the other rank sends by `give`, and returns the request. `taken` completes the
+/// receive.
 mp_request_t take(way how, const buffers &in, std::uint64_t index, std::uint64_t tag) {
     switch (how) {
     case way::tagged:
@@ -273,7 +274,7 @@ figures measure(way how, std::uint64_t bytes) {
     const int windows = bytes <= (1U << 20U) ? 60 : bytes <= (64U << 20U) ? 12 : 4;
     for (int round = 0; round < windows + 2; ++round) {
         const std::uint64_t number = 100 + static_cast<std::uint64_t>(round);
-        // The last check is for the last written words.
+        // The check of the last round covers the words that were written last.
         if (rank == 0 && (round == 0 || round == windows + 1)) {
             out.fill(number);
         }

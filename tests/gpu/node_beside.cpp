@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Measures steps of a node plan in a captured graph, and concurrently with kernels that fill the GPU. Two ranks with
-// one GPU each put to each other.
+// Measures steps of a node plan in a captured graph, and steps that run at the same time as kernels that fill the GPU.
+// Two ranks with one GPU each put data into each other's memory.
 // - Captured: microseconds per step in a graph of many steps, and of successive enqueued steps. Both ranks put to each
 //   other at once, or first one and then the other, so that each waits for the bytes of the other. Every byte is
 //   checked.
@@ -39,14 +39,14 @@ void check(int code, const char *what) {
     }
 }
 
-/// Allocates memory of the CUDA runtime.
+/// Allocates GPU memory by the CUDA runtime. The memory is freed with the last copy of the pointer.
 std::shared_ptr<void> device_memory(std::size_t bytes) {
     void *memory = nullptr;
     check(cudaMalloc(&memory, bytes), "cudaMalloc");
     return {memory, [](void *freed) { cudaFree(freed); }};
 }
 
-/// Sets bf16 numbers from -2 to 2, with different neighbours, because products of zeros take less time.
+/// Sets all elements to bf16 numbers from -2 to 2. Adjacent numbers differ, because products of zeros take less time.
 __global__ void fill(std::uint16_t *numbers, std::size_t count) {
     for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
          i += std::size_t{gridDim.x} * blockDim.x) {
@@ -89,7 +89,7 @@ class products {
 
     [[nodiscard]] bool are_there() const { return handle_ != nullptr; }
 
-    /// Enqueues `count` products.
+    /// Enqueues `count` matrix products.
     void enqueue(int count) const {
         constexpr int bf16 = 14; // CUDA_R_16BF, CUBLAS_COMPUTE_32F
         constexpr int compute = 68;
@@ -102,8 +102,8 @@ class products {
         }
     }
 
-    /// Returns the milliseconds of `count` products. Calls `before` first, and `first` after the first product is
-    /// enqueued.
+    /// Returns the time of `count` matrix products in milliseconds. Calls `before` first, and `first` after the first
+    /// product is enqueued.
     float timed(int count, const std::function<void()> &before, const std::function<void()> &first) const {
         before();
         check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
@@ -137,7 +137,7 @@ std::string text(std::vector<double> figures, const char *unit) {
     return line.data();
 }
 
-/// Puts of both ranks to each other: in one step, or in two successive steps, rank 0 first.
+/// Puts of both ranks to each other, either in one step, or in two successive steps in which rank 0 is first.
 struct ring_step {
     mpgpu::buffer<std::byte> source;
     mpgpu::buffer<std::byte> inbox;
@@ -183,7 +183,7 @@ struct ring_step {
     }
 };
 
-/// Returns the microseconds per step of the slowest rank, if `work` makes `steps` steps.
+/// Returns the time per step of the slowest rank in microseconds. `work` makes `steps` steps.
 double timed(const mpgpu::stream &stream, int steps, const std::function<void()> &work) {
     MPI_Barrier(MPI_COMM_WORLD);
     const double started = MPI_Wtime();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Measures the calling thread's time to enqueue a step of a node plan, alternately with the driver calls of such a
-// step: rank 0 sends BYTES to rank 1. The step's streams wait (MPGPU_SIGNAL_WAIT=operation), so that there are calls to
-// compare with: for the sender, a list of operations that waits for a flag, a copy, and a list that raises one; for the
-// receiver, two lists; for both, an event afterwards. Prints medians of the rounds and their spread. node_steps checks
-// the bytes.
+// Measures the time that the calling thread needs to enqueue a step of a node plan in which rank 0 sends BYTES to rank
+// 1. The reference, measured alternately, are the driver calls of such a step. The streams of the step wait
+// (MPGPU_SIGNAL_WAIT=operation), so that there are calls to compare with. The sender has a list of operations that
+// waits for a flag, a copy, and a list that sets a flag. The receiver has two lists. Both record an event afterwards.
+// Prints medians of the rounds and their spread. node_steps checks the data.
 //   mpirun -n 2 node_enqueue
 #include <mpgpu/mpi.hpp>
 
@@ -31,8 +31,8 @@ void check(CUresult code, const char *what) {
     }
 }
 
-/// Driver calls of a step, with the same lists of operations. The flag is raised before it is waited for, so nothing
-/// blocks.
+/// Driver calls of one step, with the same lists of operations as in the library. The flag is set before it is waited
+/// for, so that nothing blocks.
 class driver_step {
   public:
     driver_step(bool sends, CUdeviceptr dst, CUdeviceptr src) : sends_(sends), dst_(dst), src_(src) {

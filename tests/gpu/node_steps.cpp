@@ -33,7 +33,7 @@ std::byte pattern(std::size_t i, std::size_t round) {
     return static_cast<std::byte>((i * 7 + i / 4099 + round * 31) & 0xffU);
 }
 
-/// Returns the seconds of `work` on the slowest rank; all ranks start together.
+/// Returns the time of `work` on the slowest rank, in seconds. All ranks start together.
 double timed(const std::function<void()> &work) {
     MPI_Barrier(MPI_COMM_WORLD);
     const double started = MPI_Wtime();
@@ -43,7 +43,7 @@ double timed(const std::function<void()> &work) {
     return elapsed;
 }
 
-/// Formats the median and the spread in microseconds.
+/// Returns the median and the spread of `seconds` as text, in microseconds.
 std::string text(std::vector<double> seconds) {
     std::sort(seconds.begin(), seconds.end());
     std::array<char, 96> line{};
@@ -104,7 +104,7 @@ void load(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu,
     mpgpu::buffer<std::byte> there(ctx, gpu, asks ? bytes : 0);
     const std::array<mpgpu::window, 2> windows{mpgpu::make_window(host), mpgpu::make_window(there)};
     const mpgpu::node_transfer transfer{{0, to_gpu ? 1U : 0U, 0}, {0, to_gpu ? 0U : 1U, 0}, bytes};
-    // A rank without transfers moves nothing.
+    // A rank without transfers copies nothing.
     const auto copy = [&](mpgpu::buffer<std::byte> &to, mpgpu::buffer<std::byte> &from, std::uint32_t most_paths) {
         mpgpu::plan_options how;
         how.max_paths = most_paths;

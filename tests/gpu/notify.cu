@@ -40,8 +40,8 @@ double seconds_since(steady::time_point begin) {
     return std::chrono::duration<double>(steady::now() - begin).count();
 }
 
-/// Sends notifications in both directions with checked words in host memory: the kernel writes `up`, the thread writes
-/// `down`.
+/// Kernel that exchanges notifications and checked data with a CPU thread. The kernel writes `up`, and the thread
+/// writes `down`, both in host memory.
 __global__ void hand_over(notifier tell, std::uint64_t *up, const std::uint64_t *down, std::uint64_t count,
                           unsigned long long *wrong) {
     const notify_block block = notify_block::current();
@@ -63,7 +63,8 @@ __device__ std::uint64_t clock_of_gpu() {
     return now;
 }
 
-/// Sends only notifications. `nanoseconds[round]`: from the notification to the answer, by the GPU's clock.
+/// Kernel that only exchanges notifications with a CPU thread. `nanoseconds[round]` is the time from the notification
+/// to the answer, by the GPU's clock.
 __global__ void ping_pong(notifier tell, std::uint64_t count, std::uint64_t *nanoseconds) {
     const notify_block block = notify_block::current();
     for (std::uint64_t round = 1; round <= count; ++round) {
@@ -77,7 +78,7 @@ __global__ void ping_pong(notifier tell, std::uint64_t count, std::uint64_t *nan
     }
 }
 
-/// Waits for a thread like notify.cuh: one thread polls host memory.
+/// Kernel that waits for a CPU thread as notify.cuh does: only one thread polls host memory.
 __global__ void wait_for_one(notifier tell, std::uint64_t value) {
     const notify_block block = notify_block::current();
     if (block.index == 0 && block.thread == 0) {
@@ -86,7 +87,7 @@ __global__ void wait_for_one(notifier tell, std::uint64_t value) {
     tell.wait(block, 1, value);
 }
 
-/// Waits in the wrong way: all threads poll.
+/// Kernel that waits in an inefficient way: all threads poll.
 __global__ void wait_all_polling(notifier tell, std::uint64_t value) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         tell.raise(0, value);
@@ -95,7 +96,8 @@ __global__ void wait_all_polling(notifier tell, std::uint64_t value) {
     }
 }
 
-/// Measures unsuccessful reads, raises, and pairs of a read and a raise of one thread, by the GPU's clock.
+/// Kernel that measures, by the GPU's clock, reads that find no notification, notifications, and pairs of a read and a
+/// notification by one thread.
 __global__ void read_and_raise(notifier tell, std::uint64_t count, std::uint64_t *nanoseconds) {
     for (int kind = 0; kind < 3; ++kind) {
         const std::uint64_t begin = clock_of_gpu();
@@ -125,7 +127,7 @@ void check_words(const mpgpu::context &ctx, mpgpu::device where, cudaStream_t st
     mpgpu::buffer<std::uint64_t> down(ctx, mpgpu::device::host(), all);
     mpgpu::buffer<unsigned long long> wrong(ctx, mpgpu::device::host(), 1);
     *wrong.data() = 0;
-    // Large grids transfer more words in fewer rounds.
+    // Large grids move more words per round, so they make fewer rounds.
     const std::uint64_t count = blocks == 1 ? rounds : rounds / 10;
     hand_over<<<blocks, threads, 0, stream>>>(told.in_kernel(), up.data(), down.data(), count, wrong.data());
     CHECK(cudaGetLastError());
@@ -147,7 +149,8 @@ void check_words(const mpgpu::context &ctx, mpgpu::device where, cudaStream_t st
     }
 }
 
-/// Measures the cost of one notification on each side without a partner: table 1 of the paper lists a read and a write.
+/// Measures the cost of one notification on each side when no partner is active. Table 1 of the paper lists a read and
+/// a write.
 void time_each_side(const mpgpu::context &ctx, mpgpu::device where, cudaStream_t stream) {
     constexpr std::uint64_t count = 20000;
     mpgpu::notifications told(ctx, where, 2);
@@ -216,7 +219,7 @@ void time_both_ways(const mpgpu::context &ctx, mpgpu::device where, cudaStream_t
     print_halves("kernel to thread and back, half (GPU's clock)", blocks, by_kernel);
 }
 
-/// Returns the GB/s of successive copies.
+/// Returns the bandwidth of successive copies in GB/s.
 template <class Copy> double rate_of(cudaStream_t stream, std::size_t bytes, const Copy &copy) {
     constexpr int copies = 8;
     copy();
@@ -229,7 +232,7 @@ template <class Copy> double rate_of(cudaStream_t stream, std::size_t bytes, con
     return static_cast<double>(bytes) * copies / seconds_since(begin) / 1e9;
 }
 
-/// Measures the rate of copies concurrently with each kind of waiting, alternately. Returns medians.
+/// Measures the bandwidth of copies while a kernel waits, for each kind of waiting alternately. Returns medians.
 template <class Copy>
 void time_beside(const mpgpu::context &ctx, mpgpu::device where, const cudaDeviceProp &gpu, cudaStream_t waiting,
                  cudaStream_t copying, std::size_t bytes, const char *what, const Copy &copy) {
@@ -310,7 +313,7 @@ int run() {
     cudaStream_t copying = nullptr;
     CHECK(cudaStreamCreateWithFlags(&waiting, cudaStreamNonBlocking));
     CHECK(cudaStreamCreateWithFlags(&copying, cudaStreamNonBlocking));
-    // Loads the kernels: a kernel that is loaded at its launch might wait for running kernels.
+    // The kernels are loaded here. A kernel that is loaded at its launch might wait for running kernels.
     const unsigned whole =
         std::min({most_blocks(hand_over, gpu), most_blocks(ping_pong, gpu), most_blocks(wait_for_one, gpu),
                   most_blocks(wait_all_polling, gpu), static_cast<unsigned>(gpu.multiProcessorCount)});
@@ -335,7 +338,7 @@ int main() {
     try {
         return run();
     } catch (const std::exception &e) {
-        // A kernel may still wait for the failed thread, and then no destructor returns.
+        // A kernel may still wait for the thread that has failed. Destructors would then never return.
         std::printf("notify: %s\n", e.what());
         std::fflush(stdout);
         std::_Exit(1);

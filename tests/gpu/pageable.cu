@@ -68,7 +68,7 @@ struct ordinary {
     }
 };
 
-/// Returns a transfer of memory whose devices the library determines.
+/// Returns a transfer between two addresses. The library determines the devices of the memory.
 mpgpu::transfer copy(void *to, const void *from, std::size_t bytes) {
     return {to, MP_DEVICE_AUTO, from, MP_DEVICE_AUTO, bytes};
 }
@@ -79,7 +79,7 @@ double seconds(const std::function<void()> &work) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// Returns the medians of several methods, used alternately.
+/// Returns the median time of each method in `ways`. The methods are used alternately.
 std::vector<double> medians(const std::vector<std::function<void()>> &ways, int rounds) {
     std::vector<std::vector<double>> taken(ways.size());
     for (int round = -3; round < rounds; ++round) { // the first are for warm-up
@@ -110,7 +110,8 @@ std::size_t available() {
     return 0;
 }
 
-/// Measures the registration of memory by one call of the driver and by the library, and copies over several pieces.
+/// Measures the registration of memory by one call of the driver and by the library, and copies that extend over
+/// several registered pieces.
 std::size_t registered(const mpgpu::context &ctx, const mpgpu::stream &stream, void *device, std::size_t most,
                        std::size_t gibibytes) {
     constexpr std::size_t gib = std::size_t{1} << 30U;
@@ -145,7 +146,7 @@ std::size_t registered(const mpgpu::context &ctx, const mpgpu::stream &stream, v
     }
     ordinary source(2 * most);
     const ordinary back(2 * most);
-    // At odd offsets, and across the end of a piece, whose location is not known.
+    // The copies have odd offsets and cross the end of a piece. The test does not know where pieces end.
     const std::size_t first = most / 2 - 4088;
     source.fill(11);
     mpgpu::registered_memory<std::uint64_t> from(ctx, mpgpu::array_view<std::uint64_t>(source.words, source.bytes / 8));
@@ -198,7 +199,7 @@ std::size_t run(std::size_t most, std::size_t gibibytes) {
             std::printf("\n");
             std::fflush(stdout);
         }
-        // In both directions by each of them.
+        // The copies are made in both directions, over one link and over all links.
         for (const std::uint64_t links : {1, 2}) {
             mpgpu::plan_options how;
             how.relay_gpus = links == 1 ? MP_RELAY_NONE : 0;
@@ -213,7 +214,7 @@ std::size_t run(std::size_t most, std::size_t gibibytes) {
     constexpr std::size_t pieces = 4096;
     constexpr std::size_t piece = 64 << 10;
     if (pieces * piece * 2 <= most) {
-        // Every other piece, so that no two can be merged into one copy.
+        // Only every other piece is copied, so that no two pieces can be merged into one copy.
         std::vector<mpgpu::transfer> batch;
         const auto at = [](void *memory, std::size_t i) { return static_cast<char *>(memory) + 2 * i * piece; };
         for (std::size_t i = 0; i < pieces; ++i) {

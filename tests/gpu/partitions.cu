@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Measures a kernel that computes for as long as its result takes to move (PROACT's microbenchmark), with the result
-// moved after it or during it by each agent: from GPU 0 to GPU 1, or to host memory if there is one GPU. Every byte of
-// every form is checked. Prints medians of the rounds.
+// Measures a kernel that computes for as long as its result takes to move (PROACT's microbenchmark). The result is moved
+// after the kernel, or during the kernel by copy engines or by the kernel itself. It is moved from GPU 0 to GPU 1, or
+// to host memory if there is only one GPU. Every byte of every form is checked. Prints medians of the rounds.
 //   partitions [MiB, 256] [rounds, 15] [blocks of the kernel, one for each 8 KiB]
 #include <mpgpu/mpgpu.hpp>
 #include <mpgpu/trigger.cuh>
@@ -33,7 +33,7 @@ void check(cudaError_t code, const char *what) {
     }
 }
 
-/// Contiguous words of a block: blocks that start first write the first words.
+/// Contiguous words that a block computes. Blocks that start first compute the first words.
 struct share {
     std::size_t first;
     std::size_t end;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-/// Counts words that differ from the kernel's result for `step`.
+/// Returns the number of words that differ from the kernel's result for `step`.
 std::size_t wrong(const word *found, std::size_t words, word step, unsigned work) {
     word scale = 1;
     word offset = 0;
@@ -78,7 +78,7 @@ std::size_t wrong(const word *found, std::size_t words, word step, unsigned work
     return count;
 }
 
-/// Gives GPU `by` access to the memory of `peer`, unless it already has it.
+/// Gives GPU `by` access to the memory of GPU `peer`, unless it already has access.
 void let_in(int by, int peer) {
     check(cudaSetDevice(by), "cudaSetDevice");
     const cudaError_t code = cudaDeviceEnablePeerAccess(peer, 0);
@@ -108,7 +108,7 @@ class benchmark {
           looked_at_(ctx_, mpgpu::device::host(), words_), stream_(ctx_, from_),
           raw_(reinterpret_cast<cudaStream_t>(stream_.get())) {
         if (to_.id() > 0) {
-            // Without access the reference copies would go through host memory.
+            // Without this access the reference copies would go through host memory.
             let_in(1, 0);
             let_in(0, 1);
         }
@@ -135,7 +135,7 @@ class benchmark {
                   "cudaMemcpyAsync");
         };
         const double alone = measure([&](word) {}, copy, false).all;
-        // Adjusts the work to the time of the copy.
+        // The loop adjusts the work of the kernel until it takes as long as the copy.
         for (int i = 0; i < 6; ++i) {
             const double kernel = kernel_alone().all;
             work_ = std::max(1U, static_cast<unsigned>(work_ * alone / kernel + 0.5));
@@ -165,7 +165,7 @@ class benchmark {
         }
         tuned(windows, transfer, bulk.all, limit);
         {
-            // Measures the cost of the trigger in the kernel, while nothing moves.
+            // This measures the cost of the trigger in the kernel, while no data moves.
             const mpgpu::plan plan = node_.plan(windows, {transfer}, {16, mpgpu::agent::copy_engine});
             const mp_trigger_t made = plan.trigger(0, 0);
             const auto begin = [&](word step) { launch_armed(plan, made, step); };
@@ -185,7 +185,7 @@ class benchmark {
     }
 
   private:
-    /// Measures the choice that tuning finds, and the choice without tuning.
+    /// Measures the plan that tuning finds, and the plan that is chosen without tuning.
     void tuned(const std::vector<mpgpu::window> &windows, const mpgpu::node_transfer &transfer, double bulk,
                double limit) {
         const auto produce_in = [&](mpgpu::array_view<const mp_trigger_t> sent, mpgpu::stream_view stream) {
@@ -203,7 +203,7 @@ class benchmark {
             const std::string description = plan.describe();
             const std::size_t line = description.rfind("transfer 0 of rank 0: ");
             const std::string name = description.substr(line + 22, description.find('\n', line) - line - 22);
-            // Steps without a trigger have chosen by then.
+            // Steps without a trigger have chosen their method after this number of steps.
             for (int i = 0; !how.arrivals && i < 400; ++i) {
                 launch_armed(plan, plan.trigger(0, 0), word{1});
                 plan.enqueue(stream_);

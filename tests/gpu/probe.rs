@@ -1,5 +1,5 @@
-//! Tests the probe on real GPUs: its result for every pair, and its file, which the next context uses, which adapts to the visible GPUs,
-//! and which is refused if it is outdated. Times are only compared with physical limits.
+//! Tests the probe (measurement of the machine) on real GPUs: its result for every pair of devices, and its file. The next context uses the
+//! file, the file adapts to the visible GPUs, and it is refused if it is outdated. Times are only compared with physical limits.
 
 use super::*;
 use mpgpu_contexts::{BackendChoice, Verify};
@@ -9,7 +9,7 @@ use mpgpu_measure::tune::{Origin, digest};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Directory of a test that is removed on drop.
+/// Directory of a test. Dropping the value removes the directory.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -47,7 +47,7 @@ fn every_gpu_has_an_identity_of_its_own() {
 #[test]
 fn nvml_is_loaded_once_and_stays_while_contexts_come_and_go() {
     let Some(_turn) = gpus(1) else { return };
-    // Location at which its code is mapped, if it is.
+    // Returns the address at which the NVML library is mapped, if it is mapped.
     let mapped = || {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("text");
         maps.lines().find(|line| line.contains("libnvidia-ml")).and_then(|line| line.split('-').next()).map(str::to_owned)
@@ -71,7 +71,7 @@ fn a_probe_is_taken_by_the_next_context_and_refused_when_stale() {
     let report = context.probe(&ProbeOptions::quick(), &mut |_| {}).expect("a probe");
     println!("{}", report.to_toml());
     for hop in report.probed.hops.iter().filter(|hop| hop.verdict == Integrity::Intact) {
-        // From a fifth of PCIe 1 x1 to more than any link in a node.
+        // The permitted range is from a fifth of PCIe 1 x1 to more than any link in a node has.
         assert!((50e6..5e12).contains(&hop.rate) && (0.5e-6..5e-3).contains(&hop.start), "{hop:?}");
     }
     let probed = &report.probed.topology;
@@ -83,7 +83,7 @@ fn a_probe_is_taken_by_the_next_context_and_refused_when_stale() {
             assert_eq!(machine.route(from, to).is_some(), intact, "{from} to {to}");
         }
     }
-    // No memory is left on the GPUs.
+    // The probe must leave no memory allocated on the GPUs.
     assert!(machine.devices().all(|device| context.backend().allocated_bytes(device) == 0 && context.backend().stream_count(device) == 0));
     let path = context.store_probe(&report, None).expect("stored");
     assert_eq!(path.parent(), Some(directory.0.as_path()));
@@ -95,7 +95,7 @@ fn a_probe_is_taken_by_the_next_context_and_refused_when_stale() {
     let name = path.to_string_lossy().into_owned();
     assert_eq!(open(Some(&name), None).expect("a context").machine().topology(), probed);
 
-    // A probe with another driver is ignored unless it is named, and then refused.
+    // Measurements with another driver are ignored, unless the file is named explicitly. Then the file is refused.
     let text = std::fs::read_to_string(&path).expect("there");
     std::fs::write(&path, text.replace("driver = \"", "driver = \"before ")).expect("written");
     let no_probe = || open(Some("probed"), Some(&directory)).expect_err("no probe of this machine").to_string();
@@ -104,7 +104,7 @@ fn a_probe_is_taken_by_the_next_context_and_refused_when_stale() {
     let error = open(Some(&name), None).expect_err("stale").to_string();
     assert!(error.contains("driver") && error.contains("mpgpu probe") && error.contains(&name), "{error}");
 
-    // A machine with one more GPU in another order: the visible ones are found by their UUIDs.
+    // The file describes a machine with one more GPU, in another order. The visible GPUs are found by their UUIDs.
     let mut more = report.clone();
     let mut order: Vec<u32> = (0..turn.count).rev().collect();
     more.probed.topology = probed.with_gpus(&order).expect("all of them");
@@ -119,7 +119,7 @@ fn a_probe_is_taken_by_the_next_context_and_refused_when_stale() {
         }
     }
     if turn.count > 1 {
-        // A file without one of the visible GPUs does not apply to this machine.
+        // A file that lacks one of the visible GPUs does not apply to this machine.
         order.pop();
         more.probed.topology = more.probed.topology.with_gpus(&(0..turn.count - 1).collect::<Vec<_>>()).expect("all but one");
         more.record.fingerprint.gpus.pop();
@@ -128,7 +128,7 @@ fn a_probe_is_taken_by_the_next_context_and_refused_when_stale() {
     }
 }
 
-/// Plans a copy with default options, and compares every byte.
+/// Plans a copy with default options, executes it, and compares every byte.
 fn assert_moved(context: &Context, from: DeviceId, to: DeviceId, bytes: u64, random: &mut Random) {
     let (src, dst) = (context.allocate(from, bytes).expect("memory"), context.allocate(to, bytes).expect("memory"));
     let transfer = Transfer { dst, dst_device: to, src, src_device: from, bytes };
@@ -166,7 +166,7 @@ fn what_is_tuned_for_a_probe_is_taken_with_it_and_loses_no_byte() {
     let path = context.store_probe(&report, None).expect("stored");
     drop(context);
 
-    // Automatically and by that name; not if a file is named or if it is disabled.
+    // The file is used automatically, and if it is named. It is not used if another file is named or if its use is disabled.
     let named = path.to_string_lossy().into_owned();
     for (topology, tuned) in [(None, true), (Some("probed"), true), (Some(&*named), false), (Some("discovered"), false)] {
         let context = open(topology, Some(&directory)).expect("a context");
@@ -190,7 +190,7 @@ fn what_is_tuned_for_a_probe_is_taken_with_it_and_loses_no_byte() {
     }
     drop(context);
 
-    // A new probe without tuning.
+    // The new measurements contain no tuning.
     let mut newer = report.clone();
     newer.probed.topology.costs.copy += 1e-6;
     std::fs::write(&path, newer.to_toml()).expect("written");

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Measures the same step in every form, alternately: one process for each GPU, where each rank puts to its right
-// neighbour (ring) or to all others (all-to-all) in every step. Forms: one path for each put; separate plans of each
-// rank; the same as predicted by the model, without measurements (all three with signals in both directions as in
-// docs/guide/put.md); one plan of all ranks; and, if a rank sees all GPUs, one plan of one process. Prints microseconds
-// per step, the median of the rounds and their spread, and the total rate of all ranks relative to one path. The bytes
-// of each form are checked, of large puts only a part.
+// Measures a communication step in several forms, alternately. There is one process (rank) for each GPU. In every step
+// each rank puts data into the memory of its right neighbour (ring) or of all others (all-to-all). The forms are:
+// - one path for each put;
+// - separate plans of each rank;
+// - separate plans of each rank as the model predicts them, without measurements;
+// - one plan of all ranks;
+// - one plan of one process, if a rank sees all GPUs.
+// The first three use signals in both directions, as in docs/guide/put.md. Prints the time per step in microseconds
+// (median and spread of the rounds), and the total bandwidth of all ranks relative to one path. The data of each form is
+// checked; of large puts only a part is checked.
 //
 //   mpirun -n RANKS ranks [BYTES...]
 //
@@ -31,7 +35,7 @@ constexpr int rounds = 5;
 int rank = 0;
 int ranks = 1;
 
-/// Returns the rank at distance `by`.
+/// Returns the rank at distance `by` after rank `from`.
 int after(int from, int by) {
     return (from + by + ranks) % ranks;
 }
@@ -40,7 +44,7 @@ std::byte sent_byte(std::size_t i, int from) {
     return static_cast<std::byte>((i * 7 + i / 4099 + static_cast<std::size_t>(from) * 31) & 0xffU);
 }
 
-/// Returns the checked ranges of a put: all bytes, or 64 pieces of 1 MiB.
+/// Returns the ranges of a put that are checked: all bytes, or 64 pieces of 1 MiB.
 std::vector<std::pair<std::size_t, std::size_t>> looked_at(std::size_t bytes) {
     constexpr std::size_t pieces = 64;
     constexpr std::size_t piece = std::size_t{1} << 20;
@@ -54,7 +58,7 @@ std::vector<std::pair<std::size_t, std::size_t>> looked_at(std::size_t bytes) {
     return all;
 }
 
-/// Form of the step, with a rank's memory for it.
+/// Form of the step (such as one plan of all ranks), with the memory that this rank uses for it.
 struct form {
     std::string name;
     std::function<void()> step; ///< enqueues one step
@@ -78,7 +82,7 @@ struct part {
     }
 };
 
-/// Copies `pieces` of each put to or from the host.
+/// Copies the checked ranges of each put to or from the host: clears them, or counts wrong bytes.
 std::size_t clear_or_count(const mpgpu::context &ctx, const form &one, std::size_t bytes, int puts, bool clear) {
     std::size_t wrong = 0;
     for (int by = 1; by <= puts; ++by) {
@@ -127,7 +131,8 @@ struct signals {
     }
 };
 
-/// Returns the seconds of each of several forms for a number of steps, alternately, on the slowest rank.
+/// Returns the seconds that the slowest rank takes for a number of steps, for each form. The forms are measured
+/// alternately.
 std::vector<std::vector<double>> timed(const mpgpu::context &ctx, const std::vector<form> &forms, std::size_t bytes,
                                        int puts, int steps, std::size_t &wrong) {
     std::vector<std::vector<double>> seconds(forms.size());
@@ -191,7 +196,7 @@ std::size_t run(int count, char **arguments) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     const mpgpu::context ctx;
-    // Virtual devices show that the program is correct, but nothing about GPUs.
+    // Virtual devices show that the program is correct. Their times say nothing about GPUs.
     const bool is_virtual = ctx.backend() == mpgpu::backend::host;
     const std::vector<std::size_t> sizes = sizes_of(count, arguments, is_virtual);
     const std::size_t most = *std::max_element(sizes.begin(), sizes.end());
@@ -217,7 +222,7 @@ std::size_t run(int count, char **arguments) {
         const int puts = ranks > 1 ? pattern.second : 1;
         signals order(ctx, node); // they count the steps of the pairs in this pattern
         for (const std::size_t bytes : sizes) {
-            // Offset of the space for the rank at distance `by`.
+            // Offset in bytes of the space for the put of the rank at distance `by`.
             const auto room = [&](int by) { return static_cast<std::size_t>(by - 1) * bytes; };
             std::vector<mpgpu::plan> plans;
             plans.reserve(5);

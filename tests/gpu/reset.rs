@@ -1,12 +1,12 @@
-//! Tests a device reset (`cudaDeviceReset`) while a context exists, as programs do in their last line. Each case runs in a separate
-//! process, which must exit by itself.
+//! Tests a device reset (`cudaDeviceReset`) while a context of the library exists. Many programs reset the device in their last line. Each
+//! case runs in a separate process, which must exit by itself.
 
 use super::*;
 
 const VARIABLE: &str = "RESET_TEST_CASE";
 const BYTES: u64 = 3 << 20;
 
-/// Makes the driver call of `cudaDeviceReset` on every GPU.
+/// Makes the driver call of `cudaDeviceReset` for every GPU.
 fn reset() {
     for gpu in 0..device_count().expect("GPUs are there") {
         // SAFETY: the loss of all objects is under test.
@@ -14,7 +14,7 @@ fn reset() {
     }
 }
 
-/// Objects of a program when it resets its devices.
+/// Objects that a program has when it resets its devices.
 struct Program {
     context: Context,
     plan: Arc<mpgpu_contexts::Plan>,
@@ -43,7 +43,7 @@ impl Program {
     }
 }
 
-/// Copies in a new context, and checks the bytes.
+/// Copies in a new context, and checks every byte.
 fn a_new_context_works() {
     let context = context(None, |_| {});
     let [from, to] = [(); 2].map(|()| context.allocate(DeviceId::HOST, BYTES).expect("memory"));
@@ -70,7 +70,7 @@ fn refused<T: std::fmt::Debug>(what: &str, result: Result<T, Error>) {
     }
 }
 
-/// Checks that every request of a context after a reset is an error.
+/// Checks that every call of a context returns an error after a reset.
 fn everything_is_refused(program: &Program) {
     let Program { context, plan, stream, event, buffers, host } = program;
     for stream in [*stream, StreamHandle(0), StreamHandle(2)] {
@@ -91,7 +91,7 @@ fn everything_is_refused(program: &Program) {
     let transfer = Transfer { dst: buffers[0], dst_device: GPU0, src: buffers[1], src_device: GPU0, bytes: 64 };
     refused("plan", context.plan(&[transfer], &PlanOptions::default()));
     refused("export_memory", context.state().export_memory(buffers[0], BYTES));
-    // Freeing is not an error, because the memory is already gone.
+    // Freeing memory is not an error, because the memory no longer exists.
     for address in [buffers[0], *host] {
         let freed = context.free(address);
         println!("\nANSWER free: {freed:?}");
@@ -100,7 +100,7 @@ fn everything_is_refused(program: &Program) {
     println!("\nANSWER destroy_stream: {:?}", context.destroy_stream(*stream));
 }
 
-/// Runs one case if it is requested.
+/// Runs one case in a child process, if the environment requests it.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_resets() {

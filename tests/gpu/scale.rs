@@ -15,7 +15,7 @@ fn scale() -> f64 {
     })
 }
 
-/// Returns the scaled number of rounds or bytes, but not fewer than `least`.
+/// Returns the number of rounds or bytes multiplied by the scale, but at least `least`.
 pub fn scaled(full: u64, least: u64) -> u64 {
     ((full as f64 * scale()) as u64).clamp(least.min(full), full)
 }

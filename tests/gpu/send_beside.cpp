@@ -57,8 +57,8 @@ BOTH constexpr word word_of(word round, word index) {
     return round * 1000003 + index;
 }
 
-/// Work of a writer in a round: fills `first`, raises the notification, and fills `then`, if there is any, until it is
-/// stopped.
+/// Work of a writer in one round. The writer fills `first`, sends the notification, and then fills `then` (if there is
+/// any) until it is stopped.
 struct work {
     word *first;
     word *then;
@@ -99,7 +99,7 @@ std::map<int, cpu_set_t> cpus_by_node() {
     return nodes;
 }
 
-/// Pinned memory whose pages are on the NUMA node of the CPUs that first touched them.
+/// Pinned memory whose pages are on the NUMA node of the CPUs that first wrote to them.
 class placed_memory {
   public:
     placed_memory(const mpgpu::context &ctx, const cpu_set_t *cpus, std::size_t bytes) : bytes_(bytes) {
@@ -135,19 +135,19 @@ class placed_memory {
 
 // --- writers ---------------------------------------------------------------------------------------------------------
 
-/// Writer of host memory while rank 0 sends.
+/// Writer that writes to host memory while rank 0 sends.
 class writer {
   public:
     virtual ~writer() = default;
     /// Starts writing. The memory must exist until `finish` returns.
     virtual void start(const work &given) = 0;
-    /// Waits for the end of the writer.
+    /// Waits until the writer has ended.
     virtual void finish() = 0;
     const char *name = "";
     unsigned blocks = 1;
 };
 
-/// CPU thread as writer, on virtual devices.
+/// Writer that is a CPU thread, for virtual devices.
 class thread_writer final : public writer {
   public:
     explicit thread_writer(mpgpu::notifications &told) : told_(told) { name = "thread"; }
@@ -181,7 +181,8 @@ void check(cudaError_t code, const char *what) {
 
 constexpr unsigned threads = 1024;
 
-/// Writes host memory. One thread polls host memory, and stores in `over`, in GPU memory, that the message is sent.
+/// Kernel that writes to host memory. One thread polls host memory until the message is sent, and records this in
+/// `over`, which is in GPU memory.
 __global__ void __launch_bounds__(threads) write_kernel(mpgpu::notifier tell, work given, volatile word *over) {
     const mpgpu::notify_block block = mpgpu::notify_block::current();
     const word mine = word{block.index} * block.threads + block.thread;
@@ -250,7 +251,7 @@ double median(std::vector<double> values) {
     return values[values.size() / 2];
 }
 
-/// Runs on both ranks: sends a message with each place alternately.
+/// Sends messages while a writer writes to each place alternately. Both ranks call this function.
 void send_beside(writer *by, mpgpu::notifications *told, const placed_memory &message, const std::vector<place> &places,
                  std::size_t bytes, word &round) {
     std::vector<std::vector<double>> microseconds(places.size());
@@ -329,7 +330,7 @@ int run(int rank, std::size_t most) {
     if (!on_gpu) {
         writers.push_back(std::make_unique<thread_writer>(told));
     }
-    // Both ranks must use the same places, even if they see the machine differently.
+    // Both ranks must use the same places, even if they detect different hardware.
     int has_far = far ? 1 : 0;
     MPI_Allreduce(MPI_IN_PLACE, &has_far, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
     if (rank == 0) {
@@ -376,7 +377,7 @@ int main(int argc, char **argv) {
         }
         status = run(rank, most);
     } catch (const std::exception &e) {
-        // A kernel may still wait for the failed thread, and then no destructor returns.
+        // A kernel may still wait for the thread that has failed. Destructors would then never return.
         std::fprintf(stderr, "rank %d: %s\n", rank, e.what());
         MPI_Abort(MPI_COMM_WORLD, 1);
     }

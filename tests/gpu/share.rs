@@ -1,5 +1,5 @@
-//! Tests memory and signals between two processes on real GPUs. The peer is this test program, which maps memory on request and answers in
-//! each round.
+//! Tests memory and signals between two processes on real GPUs. The other process is this test program too. It maps memory on request and
+//! answers in each round.
 
 use super::scale::{is_reduced, scaled};
 use super::*;
@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Number of rounds, equal in both processes.
+/// Returns the number of rounds, which is equal in both processes.
 fn rounds() -> u64 {
     scaled(200, 20)
 }
@@ -38,11 +38,11 @@ pub(super) fn export(context: &Context, address: u64, bytes: u64) -> String {
     hex(&context.state().export_memory(address, bytes).expect("memory that can be shared").encode())
 }
 
-/// Methods by which both processes wait for signals and move bytes into each other's memory.
+/// Methods by which both processes wait for signals and copy data into each other's memory.
 const WAYS: [(SignalWait, Engine); 2] = [(SignalWait::Operation, Engine::Auto), (SignalWait::Kernel, Engine::Kernel)];
 const CHILD: &str = "SHARE_TEST_CHILD";
 
-/// Returns a plan of one transfer, executed in stream order.
+/// Returns a plan of one transfer, which is executed in stream order.
 fn plan_of(context: &Context, dst: (u64, DeviceId), src: (u64, DeviceId), bytes: u64) -> Arc<mpgpu_contexts::Plan> {
     let transfer = Transfer { dst: dst.0, dst_device: dst.1, src: src.0, src_device: src.1, bytes };
     context.plan(&[transfer], &PlanOptions::default()).expect("a plan")
@@ -98,7 +98,7 @@ fn word(round: u64, i: usize) -> u64 {
     (round << 40) ^ (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// Executes the orders of the tests below. Does nothing otherwise.
+/// Executes the requests of the tests below in a child process, if the environment requests it. Otherwise does nothing.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_obeys() {
@@ -106,7 +106,7 @@ fn child_obeys() {
     let (wait, engine) = WAYS[usize::from(wait == "kernel")];
     let context = waiting(wait, engine);
     let stream = context.create_stream(GPU1).expect("a stream");
-    // The GPU of the imported memory is also used in this process, but does not copy.
+    // This process also uses the GPU of the imported memory, but not for copies.
     context.allocate(GPU0, 1).expect("memory");
     let mut imports = Vec::new();
     let mut own = Vec::new();
@@ -121,14 +121,15 @@ fn child_obeys() {
                 }
                 Err(error) => format!("refused: {error}"),
             },
-            // Allocates zeroed counters of this process, which the other raises.
+            // Allocates zeroed counters of this process, which the other process sets.
             "counters" => {
                 let address = context.allocate_shared(DeviceId::HOST, 16).expect("memory");
                 host_words(address, 2).fill(0);
                 own.push(address);
                 export(&context, address, 16)
             }
-            // Puts in each round from GPU 1 into import 0, raises import 1, and waits for its own counter before each round.
+            // Puts data from GPU 1 into import 0 in each round, and then sets the counter in import 1. Waits for its own counter before
+            // each round.
             "pump" => {
                 let staging = context.allocate(DeviceId::HOST, rounds() * 64 * 8).expect("memory");
                 let host = host_words(staging, rounds() as usize * 64);
@@ -146,7 +147,7 @@ fn child_obeys() {
                 }
                 context.synchronize_stream(stream).map_or_else(|error| error.to_string(), |()| "pumped".into())
             }
-            // Writes the words of a round into an import, or checks them.
+            // Writes the words of a round into an import, or checks the words.
             "fill" | "look" => {
                 let [import, round, count] = [1, 2, 3].map(|at| words[at].parse::<usize>().expect("a number"));
                 let bytes = count as u64 * 8;
@@ -163,7 +164,7 @@ fn child_obeys() {
                 differs.map_or("right".into(), |at| format!("word {at} differs"))
             }
             "descriptors" => std::fs::read_dir("/proc/self/fd").expect("a list").count().to_string(),
-            // Raises import 1 whenever its own counter is raised: the other half of a round trip.
+            // Sets the counter in import 1 whenever its own counter is set, which is the second half of a round trip.
             "echo" => {
                 for round in 1..=rounds() {
                     context.stream_wait_signals(stream, &[Signal { counter: own[0], value: round }]).expect("enqueued");
@@ -192,7 +193,7 @@ fn a_peer_puts_into_device_memory_with_signals_and_nothing_else_orders_it() {
 fn a_peer_puts(wait: SignalWait, engine: Engine) {
     let context = waiting(wait, engine);
     let mut peer = Peer::waiting(wait);
-    // Inside an allocation, so that offsets are tested.
+    // The memory is inside an allocation, so that offsets are tested.
     let whole = context.allocate(GPU0, BYTES + 8192).expect("memory");
     let inbox = whole + 4096;
     let counters = context.allocate_shared(DeviceId::HOST, 16).expect("memory");
@@ -266,8 +267,8 @@ fn a_killed_peer(wait: SignalWait, engine: Engine) {
     let stream = context.create_stream(GPU0).expect("a stream");
     context.stream_wait_signals(stream, &[Signal { counter: counters, value: 1 }]).expect("enqueued");
     assert!(matches!(context.wait_signal(Signal { counter: counters + 8, value: 1 }, 0.0), Err(Error::SignalTimeout { .. })));
-    // Later work: ordered by an event of the library, with an execution and another event after it, and by an event of CUDA that the
-    // library does not see.
+    // Later work is ordered in two ways: by an event of the library, followed by an execution and another event, and by an event of CUDA
+    // that the library does not see.
     let (joins, by_hand) = (context.create_stream(GPU1).expect("a stream"), context.create_stream(GPU0).expect("a stream"));
     let [waited, joined] = [(); 2].map(|()| context.create_event().expect("an event"));
     context.record_event(waited, stream).expect("recorded");
@@ -293,7 +294,8 @@ fn a_killed_peer(wait: SignalWait, engine: Engine) {
     for event in [waited, joined] {
         assert!(said(context.synchronize_event(event)), "an event");
     }
-    // The loss is reported to `stream` and `joins` by their events and work. `by_hand` was ordered by the caller with the driver.
+    // The loss of the peer is reported in `stream` and `joins`, because the library knows their events and work. The caller has ordered
+    // `by_hand` through the driver.
     for stream in [stream, joins, by_hand] {
         context.synchronize_stream(stream).expect("said once, or not known to wait");
         copy.execute(stream).expect("enqueued").wait().expect("its stream was told");
@@ -338,7 +340,7 @@ fn set_back(wait: SignalWait, engine: Engine) {
         reached()
     };
     assert!(until(&|| atomic(counter).load(Ordering::SeqCst) == 2), "the end of the peer is not noticed");
-    // A live process raises the counter only now, and the stream has not reached its last wait.
+    // A live process sets the counter only now. The stream has not reached its last wait before.
     atomic(counter).store(1, Ordering::SeqCst);
     atomic(gate).store(1, Ordering::SeqCst);
     let goes_on = until(&|| !matches!(copied.is_done(), Ok(false)));
@@ -347,7 +349,7 @@ fn set_back(wait: SignalWait, engine: Engine) {
     assert!(matches!(context.synchronize_stream(stream), Err(Error::Backend(BackendError::PeerGone(_)))), "the stream");
 }
 
-/// Returns the numbers of descriptors, mappings and resident pages of a process.
+/// Returns the numbers of file descriptors, mappings and resident pages of a process.
 fn holdings(process: u32) -> [usize; 3] {
     let lines = |file: &str| std::fs::read_to_string(format!("/proc/{process}/{file}")).expect("procfs");
     let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).expect("procfs").count();
@@ -369,7 +371,8 @@ fn ten_thousand_rounds_of_export_and_import_leave_nothing_behind() {
     };
     let mut warm = None;
     for round in 0..rounds {
-        // Small allocations share a mapping of the driver, large ones have their own; with and without whole pages.
+        // Small allocations share a mapping of the driver, and large allocations have their own mapping. The sizes include whole and
+        // partial pages.
         let bytes = [777_000, 2 << 20, 64 << 10, (1 << 20) + 4096][round as usize % 4];
         let address = context.allocate(GPU0, bytes).expect("memory");
         let offset = if round % 3 == 0 { 0 } else { 4096 };
@@ -385,24 +388,25 @@ fn ten_thousand_rounds_of_export_and_import_leave_nothing_behind() {
     let (before, after) = (warm.expect("more rounds than that"), state(&peer));
     drop(writeln!(std::io::stderr(), "gpu tests: {rounds} rounds of export and import: {before:?} after 31, {after:?} at the end"));
     for (before, after) in before.0.iter().zip(&after.0) {
-        // A leak in each round would be as many as there are rounds; the driver may open and map some itself.
+        // A leak in each round would add as many descriptors as there are rounds. The driver may open a few by itself.
         assert!(after[0] < before[0] + 20, "{} descriptors, and {} after {rounds} rounds", before[0], after[0]);
         assert!(after[1] < before[1] + 60, "{} mappings, and {} after {rounds} rounds", before[1], after[1]);
-        // A process under compute-sanitizer grew by 95 MiB in 200 rounds, and one without it by 0.5 MiB in 10,000.
+        // Without a leak, a process under compute-sanitizer grew by 95 MiB in 200 rounds, and a process without it grew by 0.5 MiB in
+        // 10,000 rounds.
         assert!(is_reduced() || after[2] < before[2] + 4096, "{} resident pages, and {} after {rounds} rounds", before[2], after[2]);
     }
-    // 64 KiB per round, the smallest mapping, would be 600 MiB. With few rounds on a GPU that other tests also use the number is
-    // meaningless.
+    // A leak of 64 KiB per round, the smallest mapping, would add up to 600 MiB. With few rounds on a GPU that other tests also use, the
+    // number is meaningless.
     for (before, after) in before.1.iter().zip(&after.1).filter(|_| !is_reduced()) {
         assert!(after + (64 << 20) > *before, "{before} bytes free on a GPU, and {after} after {rounds} rounds");
     }
     let names = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-    // Except for the interposer's table, which any process may use.
+    // The table of the interposer is excluded, because any process may use it.
     let left = |name: &str| name.contains("mpgpu") && !name.starts_with("mpgpu-owners-");
     assert_eq!(names.filter(|entry| left(&entry.file_name().to_string_lossy())).count(), 0);
 }
 
-/// Creates a pool of GPU 0 that other processes may import.
+/// Creates a memory pool of GPU 0 that other processes can import.
 fn pool_for_others() -> sys::CUmemoryPool {
     let properties = sys::CUmemPoolProps {
         allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -473,7 +477,7 @@ fn memory_of_a_pool_is_mapped_by_a_peer_and_once_freed_is_not_mistaken_for_what_
         }
         assert_eq!(peer.ask("close"), "closed");
     }
-    // The driver may open some itself; a leak in each round would be as many as there are rounds.
+    // The driver may open a few descriptors by itself. A leak in each round would add as many as there are rounds.
     let after = descriptors(&mut peer);
     assert!(after < before + 20, "{before} descriptors, and {after} after {rounds} rounds");
 

@@ -1,13 +1,13 @@
-//! Tests small pieces with an end in pinned host memory, which kernels move: every byte, with any alignment, from streams of every GPU,
-//! captured, and in memory at other addresses.
+//! Tests small copies to and from pinned host memory, which kernels make: every byte, with any alignment, from streams of every GPU, in
+//! captures, and in memory at other addresses.
 
 use super::*;
 
-/// Sizes that are moved by single bytes, by words, by whole tiles and by several tiles.
+/// Sizes in bytes that are copied by single bytes, by words, by whole tiles and by several tiles.
 const SIZES: [u64; 9] = [1, 3, 15, 16, 33, 2400, 4096, 16_385, 40_000];
-/// Number of pieces for three launches of the kernel.
+/// Number of copies, which is enough for three launches of the kernel.
 const PIECES: u64 = 300;
-/// Bytes around a piece that must not change, more than any alignment.
+/// Number of bytes around each copy that must not change. It is larger than any alignment.
 const MARGIN: u64 = 64;
 
 /// Pinned host memory.
@@ -40,14 +40,14 @@ fn pinned(kind: &str, context: &Arc<Context>, bytes: u64) -> Pinned {
     }
 }
 
-/// Pieces between two blocks of memory, with the expected contents of the destination block.
+/// Copies between two blocks of memory, with the expected contents of the destination block.
 struct Batch {
     transfers: Vec<Transfer>,
     expected: Vec<u8>,
 }
 
-/// Returns pieces from host memory into the GPU's if `into` is true, otherwise in the opposite direction. Each piece has different
-/// alignments at its ends.
+/// Returns copies from host memory to the GPU if `into` is true, and otherwise in the opposite direction. Source and destination of each
+/// copy have different alignments.
 fn batch(host: u64, device: u64, gpu: DeviceId, into: bool, content: &[u8]) -> Batch {
     let mut expected = vec![0x5a; content.len()];
     let mut at = 0;
@@ -124,7 +124,7 @@ fn pieces_go_both_ways_at_once_and_a_plan_serves_other_memory() {
     let stream = context.create_stream(GPU0).expect("a stream");
     let bytes = room();
     let mut random = Random(8);
-    // Two blocks for each direction, so that the graph of the first is updated for the second, and back.
+    // There are two blocks for each direction, so that the graph of the first block is updated for the second block, and back.
     let block = |_| {
         let of = |device| context.allocate(device, bytes).expect("memory");
         [of(DeviceId::HOST), of(GPU0), of(DeviceId::HOST), of(GPU0)]

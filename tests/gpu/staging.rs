@@ -1,30 +1,33 @@
-//! Tests that the library's GPU memory, as counted by the driver, is within the staging limit for messages of any size.
+//! Tests that the GPU memory that the library uses, as counted by the driver, stays within the staging limit for messages of any size.
 //!
 //! `cuMemGetInfo` returns the free memory of a GPU, whichever program uses the rest. Buffers of the messages and primary contexts exist
-//! before the first reading. The difference between a reading without a context of the library and one with it is therefore used by that
-//! context: its staging memory, which must be within the limit, and the driver's memory for its objects (streams, events, executable
-//! graphs, the copy kernel's module). The size of these objects depends on the driver, and a constant is permitted for them; they must not
-//! grow with the messages.
+//! before the first reading. The difference between a reading without a context of the library and a reading with one is therefore the
+//! memory of that context. It consists of the context's staging memory, which must be within the limit, and the driver's memory for objects
+//! of the context (streams, events, executable graphs, the module of the copy kernel). The size of these objects depends on the driver. The
+//! test permits a constant size for them, and they must not grow with the messages.
 //!
-//! Another program may use the GPUs. A reading is therefore valid only if, after the context is destroyed, as much memory is free as before
-//! it; a context with a leak makes no reading valid. Invalid readings, and those above the limit, are repeated: programs start and end, but
-//! the library uses the same amount each time. If it uses too much, or leaks memory, all readings fail, and so does the test.
+//! Another program may use the GPUs. A reading is therefore valid only if as much memory is free after the context is destroyed as before
+//! it was created. If a context leaks memory, no reading is valid. Invalid readings, and those above the limit, are repeated: other
+//! programs start and end, but the library uses the same amount each time. If the library uses too much, or leaks memory, all readings
+//! fail, and so does the test.
 
 use super::memory::Foreign;
 use super::scale::scaled;
 use super::*;
 
-/// Bytes that the driver may use on one GPU for the objects of a context. It allocates memory for them in pieces of 2 MiB and more.
+/// Maximum number of bytes that the driver may use on one GPU for the objects of a context. The driver allocates memory for them in pieces
+/// of 2 MiB and more.
 const DRIVER_OBJECTS: u64 = 64 << 20;
-/// Additional bytes for messages of any size compared with 1 byte: an executable graph has a node for each chunk.
+/// Maximum number of additional bytes that the driver may use for messages of any size, compared with messages of 1 byte. An executable
+/// graph has a node for each chunk.
 const MORE_OBJECTS: u64 = 24 << 20;
-/// Bytes that may be missing after a context is destroyed: one or two pieces that the driver keeps for the next one.
+/// Maximum number of bytes that may be missing after a context is destroyed: one or two pieces that the driver keeps for the next context.
 const LEFT: u64 = 4 << 20;
 const READINGS: usize = 4;
 
 const KINDS: [&str; 4] = ["host to GPU", "GPU to host", "GPU to GPU", "all to all"];
 
-/// Returns the free bytes of each of the first `count` GPUs.
+/// Returns the number of free bytes on each of the first `count` GPUs.
 pub fn free_bytes(count: u32) -> Vec<u64> {
     let free = |gpu| {
         set_device(gpu);
@@ -36,7 +39,7 @@ pub fn free_bytes(count: u32) -> Vec<u64> {
     (0..count).map(free).collect()
 }
 
-/// Ends of all messages, none of them allocated by the library. GPU `i` sends the content from byte `8 * i`.
+/// Sources and destinations of all messages. The library has allocated none of them. GPU `i` sends the content from byte `8 * i` on.
 struct Buffers {
     content: Foreign,
     back: Foreign,
@@ -63,7 +66,7 @@ impl Buffers {
         Buffers { content, back, sources, destinations }
     }
 
-    /// Returns the messages of a kind, with the offset of their bytes in the content.
+    /// Returns the messages of a kind, each with the offset of its data in the content.
     fn transfers(&self, kind: &str, bytes: u64) -> Vec<(Transfer, u64)> {
         let gpu = |gpu: usize| DeviceId::gpu(gpu as u32);
         let transfer = |(dst, dst_device), (src, src_device)| Transfer { dst, dst_device, src, src_device, bytes };
@@ -91,7 +94,7 @@ impl Buffers {
                 // SAFETY: pinned memory of this size, which nothing else uses meanwhile.
                 unsafe { host(*dst, *bytes) }.fill(0x6b);
             } else {
-                // Before peer access is enabled, only copies reach memory of another GPU.
+                // Until peer access is enabled, only copies can access memory of another GPU.
                 set_device(dst_device.0 as u32);
                 // SAFETY: the destination has this size.
                 ok(unsafe { sys::cuMemsetD8_v2(*dst, 0x6b, *bytes as usize) });
@@ -130,16 +133,17 @@ fn synchronize(count: u32) {
     set_device(0);
 }
 
-/// Result of one reading.
+/// Result of one reading of the free memory.
 #[derive(Debug)]
 struct Reading {
-    /// Maximum memory used on a GPU in addition to the reported staging memory, and the messages for which it occurred.
+    /// Maximum number of bytes that were used on a GPU in addition to the reported staging memory, and the messages for which this
+    /// occurred.
     beside_staging: u64,
     messages: String,
-    /// Staging memory on each GPU, and in host memory.
+    /// Size in bytes of the staging memory on each GPU, and in host memory.
     staged: Vec<u64>,
     staged_in_host_memory: u64,
-    /// Memory missing on each GPU after the context was destroyed; negative if there was more.
+    /// Number of bytes that are missing on each GPU after the context was destroyed. Negative if more memory is free than before.
     left: Vec<i64>,
 }
 
@@ -149,7 +153,8 @@ impl Reading {
     }
 }
 
-/// Sends messages of every kind and of these sizes, with default options and by copies and events, in a new context. Checks every byte.
+/// Sends messages of every kind and of these sizes in a new context, once with default options and once by copies and events. Checks every
+/// byte.
 fn read_once(buffers: &Buffers, bound: u64, sizes: &[u64]) -> Reading {
     let count = buffers.sources.len() as u32;
     let before = free_bytes(count);
@@ -179,7 +184,7 @@ fn read_once(buffers: &Buffers, bound: u64, sizes: &[u64]) -> Reading {
                 };
                 buffers.poison(&transfers);
                 let running = plan.execute(StreamHandle(0)).expect("enqueued");
-                // During the execution, and afterwards.
+                // The memory is read during the execution and afterwards.
                 look();
                 running.wait().expect("it runs");
                 look();
@@ -193,7 +198,7 @@ fn read_once(buffers: &Buffers, bound: u64, sizes: &[u64]) -> Reading {
     reading
 }
 
-/// Returns the first valid reading with at most `objects` bytes in addition to staging memory.
+/// Returns the first valid reading in which at most `objects` bytes are used in addition to staging memory.
 fn read(buffers: &Buffers, bound: u64, sizes: &[u64], objects: u64) -> Reading {
     let mut readings = Vec::new();
     let reading = loop {
@@ -221,20 +226,20 @@ fn read(buffers: &Buffers, bound: u64, sizes: &[u64], objects: u64) -> Reading {
 fn the_memory_that_a_context_takes_on_gpus_stays_inside_the_staging_bound_at_any_message_size() {
     let Some(turn) = gpus(2) else { return };
     let count = turn.count.min(4);
-    // On each GPU: a source, space for a message from each other GPU, and staging memory.
+    // Each GPU needs memory for a source, for a message from each other GPU, and for staging.
     let least_free = free_bytes(count).into_iter().min().unwrap_or(0);
     let most = scaled(1 << 30, 32 << 20).min(least_free.saturating_sub(2 << 30) / u64::from(count)).max(1 << 20);
     let buffers = Buffers::new(count, most);
     let smaller = [1, 4099, (1 << 20) + 1, (16 << 20) + 3, 64 << 20, (256 << 20) + 5].into_iter().filter(|size| *size < most);
     let sizes: Vec<u64> = smaller.chain([most]).collect();
     let default = Config::default().staging_bytes;
-    // Lets the driver allocate the memory that it keeps: the first objects of each kind.
+    // The first objects of each kind make the driver allocate the memory that it keeps.
     read_once(&buffers, default, &[most.min(16 << 20)]);
     for bound in [4 << 20, default, 256 << 20] {
         let mut objects = DRIVER_OBJECTS;
         for &bytes in &sizes {
             let reading = read(&buffers, bound, &[bytes], objects);
-            // The first readings are of the smallest messages.
+            // The first readings are those of the smallest messages.
             objects = objects.min(reading.beside_staging + MORE_OBJECTS);
             // On a mesh the planner uses relays and host memory, so the readings are of plans with staging memory.
             if forced().is_some() && bytes >= 64 << 20 {
@@ -242,7 +247,7 @@ fn the_memory_that_a_context_takes_on_gpus_stays_inside_the_staging_bound_at_any
                 assert!(on_gpus && on_host, "nothing was staged: {reading:?}");
             }
         }
-        // All in one context, which keeps the graphs of all.
+        // All messages are sent in one context, which keeps the graphs of all of them.
         read(&buffers, bound, &sizes, DRIVER_OBJECTS);
     }
 }

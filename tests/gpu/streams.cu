@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Copies in several streams at once without using mpgpu: between two GPUs in one and in both directions, and between
-// one or two GPUs and pinned host memory. Prints the GB/s of all streams together: tests/gpu/unchanged runs it with and
-// without libmpgpu_preload.so.
+// Copies in several streams at the same time, without using mpgpu. Copies are between two GPUs in one or both
+// directions, and between one or two GPUs and pinned host memory. Prints the total bandwidth of all streams in GB/s.
+// tests/gpu/unchanged runs the program with and without libmpgpu_preload.so.
 //   streams [MIB [SECONDS]]        each case for SECONDS, of which the second half is measured (256, 4)
 //   streams both|host|back MIB SECONDS  one case, with a line for each half second
 //   streams disturb SECONDS memory threads that copy in host memory as fast as they can
@@ -34,10 +34,10 @@ double seconds_since(clock_type::time_point begin) {
 }
 
 constexpr int host = -1;
-/// Number of copies that each stream has enqueued, so that its GPU never waits for the program.
+/// Number of copies that each stream has enqueued at any time, so that the GPU never waits for the program.
 constexpr int in_flight = 4;
 
-/// Copies of one stream. A new copy is enqueued when the oldest has ended.
+/// Copies in one stream. When the oldest copy has ended, a new one is enqueued.
 struct flow {
     int dst;
     int src;
@@ -74,7 +74,7 @@ struct flow {
         return memory;
     }
 
-    /// Enqueues copies up to the maximum. Returns their number.
+    /// Enqueues copies until the maximum number is in flight. Returns the number of copies that were enqueued.
     std::size_t feed() {
         std::size_t fed = 0;
         CHECK(cudaSetDevice(gpu()));
@@ -106,7 +106,7 @@ struct flow {
     }
 };
 
-/// Runs a case, and returns the GB/s of its second half. Prints a line every `each` seconds.
+/// Measures one case and returns the bandwidth of its second half in GB/s. Prints a line every `each` seconds.
 double run(const std::vector<std::pair<int, int>> &ways, std::size_t bytes, double seconds, double each) {
     std::vector<flow> flows;
     for (const auto &[dst, src] : ways) {

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Traces a relay over every GPU and the host in a stream of each GPU: the common clock must not show an effect before its cause.
+/// Traces a copy that is relayed over every GPU and the host, in a stream of each GPU. The common clock must not show an effect before its
+/// cause.
 #[test]
 fn a_trace_shows_no_operation_before_what_it_waits_for() {
     let Some(turn) = gpus(2) else { return };
@@ -16,7 +17,7 @@ fn a_trace_shows_no_operation_before_what_it_waits_for() {
     let content = Random(3).bytes(bytes as usize);
     for gpu in 0..turn.count.min(4) {
         let stream = context.create_stream(DeviceId::gpu(gpu)).expect("a stream");
-        // Executed once for warm-up: the first copies of a process and of a pair are slow.
+        // The first execution is a warm-up, because the first copies of a process and of a pair of GPUs are slow.
         plan.execute(stream).expect("enqueued").wait().expect("it runs");
         write(a, &content);
         write(b, &vec![0x55; bytes as usize]);
@@ -34,7 +35,7 @@ fn a_trace_shows_no_operation_before_what_it_waits_for() {
             let (from, to) = (&timeline.spans[arrow.from], &timeline.spans[arrow.to]);
             assert!(from.end <= to.begin + off, "{from:?} before {to:?}, precision {}", trace.precision);
         }
-        // For information: the precision of the common clock on this machine.
+        // Prints the precision of the common clock on this machine, for information.
         println!("stream of gpu{gpu}: {} operations, clocks joined to {:.2} us", timeline.spans.len(), trace.precision * 1e6);
         context.destroy_stream(stream).expect("destroyed");
     }
