@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Measures a kernel that computes for as long as its result takes to move (PROACT's microbenchmark). The result is moved
-// after the kernel, or during the kernel by copy engines or by the kernel itself. It is moved from GPU 0 to GPU 1, or
-// to host memory if there is only one GPU. Every byte of every form is checked. Prints medians of the rounds.
+// Measures a kernel that computes for as long as its result takes to move (PROACT's microbenchmark). The result is
+// moved after the kernel, or during the kernel by copy engines or by the kernel itself. It is moved from GPU 0 to GPU
+// 1, or to host memory if there is only one GPU. Every byte of every form is checked. Prints medians of the rounds.
 //   partitions [MiB, 256] [rounds, 15] [blocks of the kernel, one for each 8 KiB]
 #include <mpgpu/mpgpu.hpp>
 #include <mpgpu/trigger.cuh>

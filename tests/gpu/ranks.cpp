@@ -7,8 +7,8 @@
 // - one plan of all ranks;
 // - one plan of one process, if a rank sees all GPUs.
 // The first three use signals in both directions, as in docs/guide/put.md. Prints the time per step in microseconds
-// (median and spread of the rounds), and the total bandwidth of all ranks relative to one path. The data of each form is
-// checked; of large puts only a part is checked.
+// (median and spread of the rounds), and the total bandwidth of all ranks relative to one path. The data of each form
+// is checked; of large puts only a part is checked.
 //
 //   mpirun -n RANKS ranks [BYTES...]
 //
