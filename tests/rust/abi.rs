@@ -23,17 +23,17 @@ unsafe extern "C" fn ignore(_: *mut c_void, _: i32) {}
 
 /// Allgather function of a node with one rank.
 unsafe extern "C" fn alone(_: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> i32 {
-    // SAFETY: both buffers have room for the bytes of the only rank.
+    // SAFETY: both buffers are large enough for the data of the only rank.
     unsafe { receive.cast::<u8>().copy_from_nonoverlapping(send.cast(), bytes) };
     0
 }
 
-/// Returns a misaligned output pointer, for outputs that may be NULL.
+/// Returns a misaligned pointer, as a wrong argument for an output that may be NULL.
 fn misaligned<T>() -> *mut T {
     std::ptr::without_provenance_mut(align_of::<T>() + 1)
 }
 
-/// Imports memory without asking for its device and size.
+/// Imports the memory of a handle and requests neither device nor size.
 unsafe fn import_by(
     context: mp_context_t,
     handle: *const mp_memory_handle_t,
@@ -308,7 +308,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     for (function, status, argument, expected) in &calls {
         assert_eq!(status, expected, "{function}, {argument}");
     }
-    // The text of the last error is still available. The tests below check each text.
+    // The text of the last error is still available here. The tests below check the text of each error.
     assert_eq!(last_argument().as_deref(), Some("stream"));
     assert_eq!((length, number, counted), (77, 77, 77), "an output was written");
     assert!([out_plan.addr(), out_memory.addr(), out_stream.addr(), out_event.addr()].iter().all(|at| *at == poison::<u8>().addr()));
@@ -375,7 +375,7 @@ fn a_misaligned_pointer_is_refused() {
     node.still_works();
 }
 
-/// Struct inside a larger one, as in a program that was compiled with a newer header.
+/// Struct of the C API inside a larger one, like the struct of a program that was compiled with a newer header.
 #[repr(C)]
 #[derive(Copy, Clone)]
 struct Newer<T> {
@@ -403,7 +403,7 @@ fn struct_sizes_are_checked() {
         let message = refused(try_size(size), MP_ERROR_INVALID_ARGUMENT);
         assert!(message.contains(&size.to_string()) && message.contains("72 bytes"), "{message}");
     }
-    // These sizes would cut a field, so half of a pointer would be the caller's.
+    // With these sizes a field would be cut, so that half of a pointer would be read from the caller's memory.
     for size in [49, 52, 63, 65, 4095] {
         let message = refused(try_size(size), MP_ERROR_INVALID_ARGUMENT);
         let expected =
@@ -422,12 +422,13 @@ fn struct_sizes_are_checked() {
     assert!(message.contains("options->size is 88") && message.contains("has 72 bytes"), "{message}");
     assert_eq!(plan.addr(), poison::<u8>().addr());
 
-    // A larger output receives the known fields. Its other bytes and its size do not change.
+    // If an output struct is larger than the library knows, the library fills the known fields. The remaining bytes and the size field do
+    // not change.
     let mut larger = Newer { known: mp_statistics_t { size: 128 + 16, ..statistics() }, unknown: [0xAB; 16] };
     // SAFETY: a whole struct of its size.
     ok(unsafe { mp_context_statistics(node.context, &mut larger.known) });
     assert_eq!((larger.known.size, larger.known.plan_cache_misses, larger.unknown), (144, 1, [0xAB; 16]));
-    // The struct of the first release ends before the graphs and receives the fields that it has room for.
+    // The struct of the first release has no fields for graphs. The library fills only the fields that it has.
     let mut older = mp_statistics_t { size: 64, graph_launches: 0xAB, graph_entries: 0xAB, ..statistics() };
     // SAFETY: a whole struct of more than its size.
     ok(unsafe { mp_context_statistics(node.context, &mut older) });
@@ -543,7 +544,7 @@ fn unknown_devices_are_refused() {
         assert_eq!((memory.addr(), stream.addr(), held.streams), (poison::<u8>().addr(), poison::<u8>().addr(), 0));
         assert_eq!(last_argument().as_deref(), Some("device"));
         let a = node.alloc(0, 64);
-        // Also refused if nothing is copied.
+        // The address is refused even if nothing is copied.
         for bytes in [8, 0] {
             let (status, plan) = node.try_plan(&[transfer(a, 0, a, 0, 0), transfer(a, device, a, 0, bytes)], poison());
             let message = refused(status, MP_ERROR_INVALID_DEVICE);
@@ -618,7 +619,7 @@ fn destroyed_handles_and_handles_of_another_kind_are_refused() {
     }
     assert_eq!((again, done), (copy_of_request, 77));
 
-    // A plan is not a context and a context is not a plan, whatever the casts.
+    // A plan handle is refused as a context, and a context handle as a plan, even after a cast.
     refused(mp_context_destroy(plan.cast()), MP_ERROR_INVALID_HANDLE);
     refused(mp_plan_destroy(node.context.cast()), MP_ERROR_INVALID_HANDLE);
 
@@ -628,7 +629,7 @@ fn destroyed_handles_and_handles_of_another_kind_are_refused() {
     // SAFETY: the output is valid for the call; the plan is gone.
     refused(unsafe { mp_execute(plan, null_mut(), &mut out) }, MP_ERROR_INVALID_HANDLE);
     assert_eq!(out.addr(), poison::<u8>().addr());
-    // A new plan in the same slot does not make the old handle valid again.
+    // A new plan that takes over the internal number of a destroyed plan does not make the old handle valid again.
     let newer = node.plan(&[transfer(b, 1, a, 0, 32)]);
     assert_ne!(newer, plan);
     refused(mp_plan_destroy(plan), MP_ERROR_INVALID_HANDLE);
@@ -677,7 +678,7 @@ fn destroyed_handles_and_handles_of_another_kind_are_refused() {
 fn ranges_outside_their_allocation_are_refused() {
     let node = Node::new(c"beluga");
     let (a, b, h) = (node.alloc(0, 4096), node.alloc(1, 4096), node.alloc(MP_DEVICE_HOST, 4096));
-    // The test's allocator must place nothing after this memory.
+    // The test allocates this memory itself, so that no other allocation follows it directly.
     let mut own = vec![0_u8; 64];
     let outside = own.as_mut_ptr();
     let cases = [
@@ -750,12 +751,12 @@ fn messages_name_devices_in_words_of_no_language() {
     node.still_works();
 }
 
-/// Computes `MP_RANK_ELSEWHERE` as the header does.
+/// Computes the value of the macro `MP_RANK_ELSEWHERE` as the header does.
 fn elsewhere(rank: i32) -> i32 {
     MP_FIRST_ELSEWHERE - rank
 }
 
-/// Tests that every call with a rank of the node refuses a number that is no rank, and explains it.
+/// Tests that each call that takes a rank refuses a number that is no rank of the node, with an explanation.
 fn ranks_that_are_none_are_refused(ranks: mp_node_t, messenger: mp_messenger_t) {
     let end = |rank: i32, window| mp_node_end_t { rank: rank as u32, window, offset: 3 };
     let cases = [
@@ -858,11 +859,11 @@ fn the_device_of_an_address_is_found_on_request() {
         ok(mp_plan_destroy(plan));
     }
     assert!(own == expected, "bytes arrived wrong");
-    // The transfer is identical to one with explicit devices.
+    // The inferred transfer is the same request as the transfer with explicit devices, so it is found in the cache.
     let before = node.statistics();
     ok(mp_plan_destroy(node.plan(&[transfer(b, 4, a, 1, BYTES)])));
     assert_eq!(node.statistics().plan_cache_hits, before.plan_cache_hits + 1);
-    // One end is inferred and the other has a wrong device; then an address outside its allocation; then NULL.
+    // First one end is inferred and the other end has a wrong device. Then an address is outside its allocation. Then an address is NULL.
     for (t, status, expected) in [
         (transfer(b, MP_DEVICE_AUTO, a, 0, BYTES), MP_ERROR_INVALID_POINTER, "lies in memory of device 1"),
         (transfer(b, MP_DEVICE_AUTO, a, 1, BYTES + 1), MP_ERROR_INVALID_POINTER, "extends past the end of its allocation"),
@@ -873,7 +874,7 @@ fn the_device_of_an_address_is_found_on_request() {
     }
     // Nothing is copied, so the addresses are not checked.
     ok(mp_plan_destroy(node.plan(&[transfer(null_mut(), MP_DEVICE_AUTO, null(), MP_DEVICE_AUTO, 0)])));
-    // Only a transfer has an address from which the device can be inferred.
+    // The value "infer the device" is refused here, because only a transfer has an address from which a device can be inferred.
     let mut memory = poison();
     // SAFETY: the output is valid for the call.
     refused(unsafe { mp_alloc(node.context, MP_DEVICE_AUTO, 8, &mut memory) }, MP_ERROR_INVALID_DEVICE);
@@ -916,7 +917,7 @@ fn overlaps_are_refused_with_both_transfers_named() {
         // A destination that overlaps another transfer's source, in both orders.
         (&[apart, transfer(b, 1, a, 0, 100), transfer(at(a, 50), 0, at(b, 200), 1, 10)], &["transfer 1", "transfer 2"]),
         (&[transfer(at(a, 50), 0, at(b, 200), 1, 10), transfer(b, 1, a, 0, 100)], &["transfer 0", "transfer 1"]),
-        // A long range that begins far before another, with a short one between them.
+        // A long range starts far before the range that it overlaps, and a short range lies between the two starts.
         (
             &[transfer(b, 1, a, 0, 2000), transfer(at(a, 3000), 0, at(b, 3000), 1, 8), transfer(at(b, 1990), 1, at(a, 3500), 0, 100)],
             &["transfer 0", "transfer 2"],
@@ -1018,7 +1019,7 @@ fn errors_are_of_the_thread_that_met_them() {
     })
     .join()
     .expect("no assertion failed");
-    // Neither an error of another thread nor a successful call changes it.
+    // The text of the last error is not changed by an error of another thread, nor by a successful call.
     drop(Node::new(c"beluga"));
     assert_eq!(last_error(), here);
     let mut info = error_info();
@@ -1063,7 +1064,7 @@ fn bad_topologies_are_refused() {
     Node::new(c"beluga").still_works();
 }
 
-/// Creates a context and prints the outcome. Runs only in a child process that the test below starts with a chosen environment.
+/// Creates a context and prints the result. Runs only in a child process, which the test below starts with a chosen environment.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_creates_a_context() {
@@ -1145,7 +1146,8 @@ mod faults {
     use super::*;
     use mpgpu_backend::fault;
 
-    /// Tests that a panic at `point` during `call` becomes a status, and that `call` reaches the point exactly once.
+    /// Tests that a panic at the fault-injection point `point` during `call` is returned as an error status, and that `call` reaches this
+    /// point exactly once.
     fn strike(point: &'static str, call: impl FnOnce() -> mp_status_t) {
         fault::arm(point);
         let message = refused(call(), MP_ERROR_INTERNAL);

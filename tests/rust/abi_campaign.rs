@@ -1,13 +1,14 @@
-//! Calls every function of the C ABI with random arguments for a chosen time. Each call must return a status and must not write outside its
-//! outputs. `abi_fuzz` complements it with short sequences that can be shrunk, and checks every byte that copies move.
+//! Fuzz test that calls every function of the C ABI with random arguments for a chosen time. Each call must return a status and must not
+//! write outside its outputs. The test `abi_fuzz` complements it: that test makes short sequences of calls, which can be shrunk, and checks
+//! every copied byte.
 //!
-//! A campaign consists of rounds. Each round has its own contexts and its own seed, so a campaign can be run in parts and a round can be
-//! repeated. `FUZZ_CALLS` and `FUZZ_SECONDS` limit it, `FUZZ_SEED` sets the seed, `FUZZ_ROUND` is the first round, and `FUZZ_TRACE=1`
-//! prints every call before it is made. The number of the current round is printed every ten seconds, so that a crash can be reproduced
-//! from there. With one thread a round makes the same calls each time; with four threads it does not.
+//! One run consists of rounds. Each round has its own contexts and its own seed, so a run can be split, and a single round can be repeated.
+//! `FUZZ_CALLS` and `FUZZ_SECONDS` limit it, `FUZZ_SEED` sets the seed, `FUZZ_ROUND` is the first round, and `FUZZ_TRACE=1` prints every
+//! call before it is made. The number of the current round is printed every ten seconds, so that a crash can be reproduced from there. With
+//! one thread a round makes the same calls each time; with four threads it does not.
 //!
-//! Some errors cannot be detected in C and are excluded: the library must trust the caller on pageable host memory, so all host ranges here
-//! are real, and streams wait only for counters that will be raised.
+//! Errors that the library cannot detect are excluded. The library must trust addresses of pageable host memory, so all host ranges in this
+//! test exist. Streams wait only for counters that another call will set.
 
 use crate::common::{Random, resident_bytes, setting};
 use crate::node::*;
@@ -21,19 +22,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const GUARD: u8 = 0xC7;
-/// Bytes of pageable host memory that transfers may use. As much memory on both sides of it must stay unchanged.
+/// Bytes of pageable host memory that transfers may access. An equal amount of memory before and after it must stay unchanged.
 const OWN: usize = 1 << 16;
-/// Calls per round and thread.
+/// Number of calls that each thread makes in a round.
 const ROUND: u64 = 20_000;
-/// Contexts that exist for a whole round. Only their host memory may be an end of a transfer, because no other thread frees it.
+/// Number of contexts that exist for a whole round. Transfers use host memory of these contexts only, because no other thread frees it.
 const LASTING: usize = 2;
 /// Maximum number of remembered handles of one kind, including destroyed ones.
 const REMEMBERED: usize = 24;
-/// Contexts that are created and destroyed during a round.
+/// Number of contexts that are created and destroyed while a round runs.
 const CONTEXTS: usize = 6;
 const COUNTERS: u64 = 64;
 
-/// Handles shared by all threads, which continue to use them after they are destroyed.
+/// Handles of one kind that all threads share. The threads continue to use a handle after it was destroyed.
 #[derive(Default)]
 struct Pool(Mutex<Vec<usize>>);
 
@@ -42,7 +43,7 @@ impl Pool {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Stores a handle and returns the handle that it replaces.
+    /// Stores a handle. If the pool is full, removes a random handle and returns it.
     fn put<T>(&self, random: &mut Random, handle: *mut T, most: usize) -> Option<*mut T> {
         let mut all = self.all();
         if all.len() < most {
@@ -53,9 +54,8 @@ impl Pool {
         Some(std::ptr::without_provenance_mut(std::mem::replace(&mut all[at], handle.addr())))
     }
 
-    /// Returns a handle: usually one that was created, sometimes one with a flipped bit, or a random number. The flipped bit (high in the
-    /// slot number, of the process, of the kind, or the lowest of the version) ensures that the handle is not one of another test in this
-    /// process.
+    /// Returns a handle for an argument. This is usually a handle that was created, sometimes one with a flipped bit, or a random number.
+    /// The bits to flip are chosen so that the result is not a handle of another test in this process.
     fn pick<T>(&self, random: &mut Random) -> *mut T {
         let all = self.all();
         let known = all.get(random.below(all.len() as u64) as usize).copied();
@@ -88,7 +88,8 @@ struct Memory {
     bytes: u64,
 }
 
-/// Counters in a lasting context, followed by one that no stream uses, and the stream that raises them. Nothing in that stream ever waits.
+/// Counters in memory of a context that exists for the whole round, with the stream that sets them. The last counter is used by no stream.
+/// Nothing in that stream ever waits.
 struct Counters {
     owner: mp_context_t,
     first: usize,
@@ -96,12 +97,12 @@ struct Counters {
     values: [u64; COUNTERS as usize],
 }
 
-/// Number of calls and of successful calls of each function.
+/// Number of calls and number of successful calls, by the name of the function.
 type Counts = BTreeMap<&'static str, [u64; 2]>;
 
 /// Allgather function of a node with one rank.
 unsafe extern "C" fn copy_to_itself(_: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> i32 {
-    // SAFETY: both buffers have room for the bytes of the only rank.
+    // SAFETY: both buffers are large enough for the data of the only rank.
     unsafe { receive.cast::<u8>().copy_from_nonoverlapping(send.cast(), bytes) };
     0
 }
@@ -112,7 +113,7 @@ unsafe extern "C" fn no_allgather(_: *mut c_void, _: *const c_void, _: *mut c_vo
     -3
 }
 
-/// State of one thread in one round.
+/// State of one thread during one round.
 struct Fuzzer<'a> {
     random: Random,
     pools: &'a Pools,
@@ -123,13 +124,13 @@ struct Fuzzer<'a> {
     calls: u64,
     mine: Vec<Memory>,
     gone: Vec<usize>,
-    /// Plans of this thread. Other threads do not execute them, because one thread must not free memory while another passes it to the
-    /// library.
+    /// Plans that only this thread executes, because one thread must not free memory while another thread passes it to the library.
     planned: Vec<usize>,
     counters: Vec<Counters>,
-    /// Address of pageable host memory that outlives the contexts.
+    /// Address of pageable host memory that exists longer than the contexts.
     own: usize,
-    /// Space for every struct and text, so that an accepted wrong size or capacity overwrites only memory of the test.
+    /// Buffer for every struct and text that is passed. It is so large that a wrong size or capacity that the library accepts affects only
+    /// this buffer.
     room: Vec<u64>,
 }
 
@@ -144,7 +145,7 @@ macro_rules! call {
     }};
 }
 
-/// Like `call`, for functions that return no status.
+/// Makes one call of a function that returns no status.
 macro_rules! ask {
     ($self:ident, $name:ident($($argument:expr),* $(,)?)) => {{
         $self.before(stringify!($name));
@@ -160,7 +161,7 @@ fn pointer<T>(address: usize) -> *mut T {
     std::ptr::without_provenance_mut(address)
 }
 
-/// Marks all partitions ready at once, or fails if there is none.
+/// Function that produces partitions: marks all partitions ready at once, or fails if there are none.
 unsafe extern "C" fn produced(_: *mut c_void, triggers: *const mp_trigger_t, count: usize, _: mp_stream_t) -> i32 {
     for index in 0..count {
         // SAFETY: the library passes `count` triggers, with a flag for each partition. The memory that they refer to exists until the step
@@ -174,7 +175,7 @@ unsafe extern "C" fn produced(_: *mut c_void, triggers: *const mp_trigger_t, cou
 }
 
 impl Fuzzer<'_> {
-    /// Actions with their relative frequencies.
+    /// Actions of the test, each with its relative frequency.
     #[expect(clippy::type_complexity, reason = "a table")]
     const ACTIONS: [(u64, fn(&mut Self)); 18] = [
         (4, Self::texts),
@@ -224,7 +225,7 @@ impl Fuzzer<'_> {
         self.random.below(n) == 0
     }
 
-    /// Returns a number of any size, usually a small one or a boundary value.
+    /// Returns a random number: usually a small one or a boundary value, sometimes any number.
     fn odd(&mut self) -> u64 {
         let small = self.random.next() >> (40 + self.below(24));
         [0, small, 1, u64::MAX - small, (1 << 63) + small, (1 << 40) + small, u64::from(u32::MAX) + small, self.random.next()]
@@ -236,7 +237,7 @@ impl Fuzzer<'_> {
         [small, small, small, small, i32::MIN, i32::MAX, MP_DEVICE_AUTO, self.random.next() as i32][self.below(8) as usize]
     }
 
-    /// Returns an output pointer: `place`, NULL, or a misaligned address.
+    /// Returns a pointer for an output: `place`, NULL, or a misaligned address.
     fn out<T>(&mut self, place: *mut T) -> *mut T {
         match self.below(24) {
             0 => null_mut(),
@@ -245,11 +246,12 @@ impl Fuzzer<'_> {
         }
     }
 
-    /// Stores a struct with a right or wrong size, and sometimes with a field that this version does not know.
+    /// Copies a struct into the buffer, with a right or wrong size field, and sometimes with an additional field that this version does not
+    /// know.
     fn sized<T: Copy>(&mut self, value: T) -> *mut T {
         let exact = size_of::<T>();
         self.room[..600].fill(0);
-        // SAFETY: the room is larger and aligned.
+        // SAFETY: the buffer is larger and aligned.
         unsafe { self.room.as_mut_ptr().cast::<T>().write(value) };
         let wild = self.odd();
         self.room[0] = match self.below(16) {
@@ -267,21 +269,21 @@ impl Fuzzer<'_> {
         self.out(place)
     }
 
-    /// Returns a text buffer and its capacity. `guarded` detects writes beyond the capacity.
+    /// Returns a text buffer and its capacity. `guarded` then detects writes beyond the capacity.
     fn text(&mut self) -> (*mut std::ffi::c_char, usize) {
         let capacity = match self.below(4) {
             0 => self.below(64),
             1 => self.below(4096),
             _ => 8 * self.room.len() as u64 - 64,
         } as usize;
-        // SAFETY: bytes of the room.
+        // SAFETY: the bytes belong to the buffer.
         let room = unsafe { std::slice::from_raw_parts_mut(self.room.as_mut_ptr().cast::<u8>(), 8 * self.room.len()) };
         room[capacity..capacity + 64].fill(GUARD);
         if self.one_in(8) { (null_mut(), self.odd() as usize) } else { (room.as_mut_ptr().cast(), capacity) }
     }
 
     fn guarded(&self, (text, capacity): (*mut std::ffi::c_char, usize)) {
-        // SAFETY: bytes of the room.
+        // SAFETY: the bytes belong to the buffer.
         let room = unsafe { std::slice::from_raw_parts(self.room.as_ptr().cast::<u8>(), 8 * self.room.len()) };
         assert!(text.is_null() || room[capacity..capacity + 64].iter().all(|byte| *byte == GUARD), "text beyond the capacity");
     }
@@ -303,7 +305,7 @@ impl Fuzzer<'_> {
     }
 
     fn a_context(&mut self) -> mp_context_t {
-        // Usually a live one, so that not all calls are refused.
+        // The handle is usually a valid one, so that not all calls are refused.
         if self.one_in(4) {
             self.pools.contexts.pick(&mut self.random)
         } else {
@@ -311,8 +313,8 @@ impl Fuzzer<'_> {
         }
     }
 
-    /// Returns an address of memory that is live, freed or was never allocated. With several threads, freed memory may since belong to
-    /// another.
+    /// Returns an address: of live memory, of freed memory, or of no memory. With several threads, freed memory may meanwhile belong to
+    /// another thread.
     fn an_address(&mut self) -> usize {
         let offset = if self.one_in(2) { 0 } else { self.below(5000) as usize };
         match self.below(16) {
@@ -409,7 +411,8 @@ impl Fuzzer<'_> {
             quick: self.odd_i32(),
         };
         let (options, context) = (self.sized(options), self.a_context());
-        // A probe takes seconds, so only refused arguments are passed. NULL and the shorter struct of an old program would be accepted.
+        // A probe takes seconds, so only arguments that are refused are passed. NULL, and the shorter struct of an old program, would be
+        // accepted.
         if !options.is_null() && self.room[0] as usize >= size_of::<mp_probe_options_t>() {
             assert!(!call!(self, mp_context_probe(context, options)));
         }
@@ -462,8 +465,8 @@ impl Fuzzer<'_> {
         if !done {
             assert_eq!(memory, poison(), "an output was written");
         } else if bytes > 4 << 20 || self.mine.len() >= REMEMBERED {
-            // The system may overcommit memory; the test does not touch it.
-            // No work uses it yet, so the order of any stream is sufficient.
+            // The system may promise more memory than it has, so the test does not touch the memory. No work uses it yet, so any stream may
+            // be passed.
             let stream = self.a_stream();
             if !call!(self, mp_free_async(context, memory, stream)) {
                 call!(self, mp_free(context, memory));
@@ -477,7 +480,7 @@ impl Fuzzer<'_> {
     fn free(&mut self) {
         let context = self.a_context();
         if self.one_in(2) || self.mine.is_empty() {
-            // Wrong addresses: inside an allocation, of another context, freed, or never allocated.
+            // Wrong addresses are inside an allocation, of another context, freed, or were never allocated.
             let address = self.an_address();
             if self.mine.iter().all(|memory| memory.address != address) {
                 let stream = self.a_stream();
@@ -551,8 +554,8 @@ impl Fuzzer<'_> {
         }
     }
 
-    /// Returns an end of a transfer of `bytes` bytes, and the number of bytes that are available there. A range of host memory is always
-    /// real.
+    /// Returns address and device of one end of a transfer of `bytes` bytes, and the number of bytes that exist there. A range of host
+    /// memory always exists.
     fn end(&mut self, context: mp_context_t, bytes: u64) -> (usize, i32, u64) {
         let gpu = self.below(4) as i32;
         match self.below(16) {
@@ -571,7 +574,7 @@ impl Fuzzer<'_> {
                 let inside = memory.bytes - offset;
                 let lasts = self.lasting.contains(&memory.owner);
                 match memory.device {
-                    // Wrong only in ways that the library can detect.
+                    // The address is wrong only in ways that the library can detect.
                     0.. if self.one_in(8) => (memory.address + offset as usize, gpu, bytes),
                     0.. => (memory.address + offset as usize, memory.device, bytes.min(inside)),
                     _ if lasts => {
@@ -606,7 +609,7 @@ impl Fuzzer<'_> {
             ..plan_options()
         };
         let options = if self.one_in(2) { null_mut() } else { self.sized(options) };
-        // The count may exceed the list only if the list need not be read.
+        // The count may exceed the length of the list only if the library refuses the call before it reads the list.
         let (list, count) = match self.below(24) {
             0 => (null_mut(), self.odd() as usize),
             1 => (transfers.as_mut_ptr().wrapping_byte_add(4), (self.odd() as usize).saturating_add(1)),
@@ -628,8 +631,8 @@ impl Fuzzer<'_> {
         }
     }
 
-    /// Creates a node of this process only and a plan of it, and destroys both. Other threads must not destroy a plan that this thread
-    /// executes.
+    /// Creates a node with this process as its only rank and a plan of it, and destroys both. Other threads must not destroy a plan that
+    /// this thread executes.
     fn node(&mut self) {
         let context = self.a_context();
         let (rank, ranks) = if self.one_in(8) { (self.odd() as u32, self.odd() as u32) } else { (0, 1) };
@@ -677,7 +680,7 @@ impl Fuzzer<'_> {
             ..partition_options(self.below(5) as i32)
         };
         let options = if self.one_in(2) { &raw mut defaults } else { self.sized(odd) };
-        // Often an end that every plan accepts.
+        // The ends are often such that every plan accepts them.
         let none = mp_node_end_t { rank: 0, window: 0, offset: 0 };
         let (transfer, windows, transfers) = match self.one_in(2) {
             true => (mp_node_transfer_t { dst: none, src: none, bytes: 0 }, 1, 1),
@@ -694,7 +697,7 @@ impl Fuzzer<'_> {
                 call!(self, mp_execute(plan, null_mut(), null_mut()));
                 call!(self, mp_plan_synchronize(plan, if self.one_in(4) { -1.0 } else { 10.0 }));
             }
-            // If no one makes its partitions ready, the plan is started but not executed.
+            // If nobody marks its partitions ready, the plan is armed but not executed.
             call!(self, mp_plan_destroy(plan));
         } else {
             assert_eq!(plan, poison(), "an output was written");
@@ -702,7 +705,7 @@ impl Fuzzer<'_> {
         let tuning = mp_partition_tuning_t { rounds: self.odd() as u32 % 3, ..partition_tuning(self.odd() as u32 % 32) };
         let (tuning, best) = (if self.one_in(2) { null_mut() } else { self.sized(tuning) }, self.sized(partition_options(0)));
         let produce: mp_produce_t = if self.one_in(8) { None } else { Some(produced) };
-        // Tuning executes the transfer. If it had bytes to move, freed memory would be treated as the program's own.
+        // Tuning executes the transfer. If the transfer had bytes, the library would treat freed memory as memory of the program.
         let transfer = if windows * transfers > 0 { mp_node_transfer_t { dst: none, src: none, bytes: 0 } } else { transfer };
         call!(self, mp_node_tune_partitions(node, &window, windows, &transfer, transfers, produce, null_mut(), tuning, null(), best));
         let (mut gpus, mut count) = ([0_i32; 64], 0);
@@ -723,7 +726,8 @@ impl Fuzzer<'_> {
         }
     }
 
-    /// Creates a messenger of this process only, which sends to itself, and destroys it with its remaining messages.
+    /// Creates a messenger in a node with this process as its only rank, sends messages to itself, and destroys the messenger while some
+    /// messages remain.
     fn message(&mut self) {
         let context = self.a_context();
         let (mut node, mut messenger) = (null_mut(), poison());
@@ -741,8 +745,8 @@ impl Fuzzer<'_> {
             assert_eq!(messenger, poison(), "an output was written");
             messenger = pointer(self.odd() as usize);
         }
-        // One stream for operations and one that waits for them. Sometimes both are replaced by others, also of other threads. The waiting
-        // work may be enqueued before the work that it waits for: destroying the messenger releases it.
+        // One stream is for operations, and one waits for them. Sometimes other streams replace both, also streams of other threads. The
+        // wait may be enqueued before the work for which it waits; destroying the messenger releases such a wait.
         let (mut own_stream, mut waiting) = (null_mut(), null_mut());
         call!(self, mp_stream_create(context, 0, &mut own_stream));
         call!(self, mp_stream_create(context, 0, &mut waiting));
@@ -790,7 +794,8 @@ impl Fuzzer<'_> {
                 10 => {
                     let (matched, told) = (self.out(&mut number), self.sized(asked));
                     call!(self, mp_message_get_info(known, matched, told));
-                    // Few, because each operation that waits for later work takes the ten seconds that a messenger allows.
+                    // Such calls are rare, because each operation that waits for later work takes the ten seconds after which a messenger
+                    // gives up.
                     let stream = match self.below(512) {
                         0 => own_stream,
                         1..5 => self.a_stream(),
@@ -904,7 +909,7 @@ impl Fuzzer<'_> {
             assert!(!damaged, "a damaged handle was taken for another");
             let is_right = if kernels == MP_DEVICE_AUTO { seen.is_null() } else { seen == memory };
             assert!(is_right || seen == poison(), "virtual devices have one address for all");
-            // Beyond every awaited value.
+            // The value exceeds every value for which something waits.
             call!(self, mp_memory_leave(context, memory, u64::MAX / 2));
             call!(self, mp_memory_close(context, memory));
         } else {
@@ -962,7 +967,7 @@ impl Fuzzer<'_> {
                 }
             }
             7 => {
-                // Raising a counter that streams use to a smaller value would make a wait endless.
+                // If a counter that streams use were set to a smaller value, a wait might never end.
                 let (mut reached, mut now) = (77, 77);
                 let outs = (self.out(&mut reached), self.out(&mut now));
                 call!(self, mp_signal_test(owner, pointer(counter), value, outs.0));
@@ -976,11 +981,12 @@ impl Fuzzer<'_> {
                 }
             }
             0 | 1 => {
-                // The raise comes first: otherwise destroying the context in between would block for ever on the wait.
+                // The counter is set first. Otherwise a wait might already be enqueued when the context is destroyed, and destroying it
+                // would block for ever.
                 if self.one_in(4) {
                     call!(self, mp_stream_launch_host(owner, raiser, Some(nothing), null_mut(), None));
                 }
-                // A random handle may have been that of this stream.
+                // A random handle may be the handle of this stream.
                 if call!(self, mp_stream_raise_signals(owner, raiser, good.as_ptr(), 1)) {
                     call!(self, mp_stream_wait_signals(owner, stream, good.as_ptr(), 1));
                 }
@@ -994,7 +1000,8 @@ impl Fuzzer<'_> {
                 }
             }
             3 => {
-                // No waits for other memory, because nothing would end them. No raises either, because they would write there.
+                // Streams do not wait for other memory, because nothing would end such a wait. They do not set counters in other memory
+                // either, because that would overwrite it.
                 let (mine, wrong) = ([good[0], odd], [mp_signal_t { counter: pointer(counter + 4), value }]);
                 call!(self, mp_stream_wait_signals(context, poison(), mine.as_ptr(), 2));
                 call!(self, mp_stream_raise_signals(context, poison(), mine.as_ptr(), 2));
@@ -1035,9 +1042,9 @@ impl Fuzzer<'_> {
     }
 }
 
-/// Runs one round of `calls` calls, most of which are refused. Returns the counts of each function.
+/// Runs one round of `calls` calls, most of which are refused. Returns the number of calls and of successful calls by function.
 fn round(seed: u64, threads: u64, calls: u64, trace: bool) -> Counts {
-    // Created before the contexts, so that it is dropped after them: unfinished work may still write there.
+    // The memory is created before the contexts, and therefore dropped after them. Unfinished work may write to it until then.
     let mut owns: Vec<Vec<u8>> = (0..threads).map(|_| vec![GUARD; 3 * OWN]).collect();
     let places: Vec<usize> = owns.iter_mut().map(|own| own.as_mut_ptr().expose_provenance()).collect();
     let pools = Pools::default();
@@ -1123,7 +1130,7 @@ fn campaign(threads: u64) {
         begun.elapsed().as_secs_f64(),
         resident_bytes() >> 20,
     );
-    // Bypasses the test harness, which captures the output of passing tests.
+    // Write directly to standard error, because the test harness captures the output of passing tests.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 

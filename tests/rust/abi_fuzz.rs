@@ -1,7 +1,7 @@
-//! Makes random sequences of calls with random, stale and invented arguments. The library must never crash, accepted copies must deliver
-//! their bytes, and nothing else may be written. `LONG_TESTS=1` runs a hundred times as many sequences.
+//! Fuzz test that makes random sequences of calls with random, stale and invented arguments. The library must never crash, accepted copies
+//! must be correct, and no other memory may be written. `LONG_TESTS=1` runs a hundred times as many sequences.
 //!
-//! The library must trust the caller on pageable host memory, so all host ranges here are real.
+//! The library must trust addresses of pageable host memory, so all host ranges in this test exist.
 
 use crate::node::*;
 use mpgpu::abi::*;
@@ -10,39 +10,39 @@ use proptest::strategy::ValueTree;
 use std::collections::BTreeMap;
 use std::ptr::{null, null_mut};
 
-/// Call: its function, and numbers from which its arguments are built.
+/// Call of the sequence: the number of its function, and random numbers from which its arguments are built.
 type Call = (u8, [u16; 8]);
 
 const GUARD: u8 = 0xC7;
 const GPUS: i32 = 4;
 
-/// Objects that the program assumes to exist, and the expected contents of its memory.
+/// Objects that the test has created, and the expected contents of its memory.
 struct World {
     contexts: Vec<mp_context_t>,
     plans: Vec<(mp_plan_t, Vec<mp_transfer_t>)>,
     requests: Vec<mp_request_t>,
     streams: Vec<mp_stream_t>,
     events: Vec<mp_event_t>,
-    /// Live memory by address: owner, device, expected bytes.
+    /// Live memory by address, with the context that owns it, its device and its expected contents.
     memory: BTreeMap<usize, (mp_context_t, i32, Vec<u8>)>,
     /// Addresses that were freed.
     freed: Vec<usize>,
-    /// Handles of memory that existed when they were created, with its address.
+    /// Exported handles, with the address of the memory, which may have been freed since.
     exported: Vec<(mp_memory_handle_t, usize)>,
-    /// Pageable host memory, with bytes on both sides that no transfer may use.
+    /// Pageable host memory. No transfer may access the bytes before and after its middle part.
     own: Vec<u8>,
     own_expected: Vec<u8>,
 }
 
 const OWN: usize = 4096;
 
-/// Returns a known value, possibly a stale one, or an invented one.
+/// Returns one of the known values, possibly a stale one, or the invented value.
 fn pick<T: Copy>(known: &[T], choice: u16, made_up: T) -> T {
     if known.is_empty() || choice.is_multiple_of(16) { made_up } else { known[choice as usize / 16 % known.len()] }
 }
 
 fn handle<T>(known: &[*mut T], choice: u16) -> *mut T {
-    // Not a handle of another test in this process.
+    // The number is chosen so that it is not a handle of another test in this process.
     let made_up = [0, 1, 0xDEAD_BEEF, 0x1_10FF_FFF1, usize::MAX, 0x1_20FF_FFF1, 0x7FFF_FFFF_3000_0000][choice as usize / 16 % 7];
     pick(known, choice, std::ptr::without_provenance_mut(made_up))
 }
@@ -73,7 +73,8 @@ impl World {
         handle(&self.contexts, choice)
     }
 
-    /// Returns an end of a transfer: usually inside live memory, sometimes across its end, freed, NULL or unmapped.
+    /// Returns address and device of one end of a transfer. The address is usually inside live memory, sometimes near its end, freed, NULL
+    /// or unmapped.
     fn end(&mut self, context: mp_context_t, choice: [u16; 3]) -> (*mut u8, i32) {
         let nowhere = i32::from(choice[2] as i16);
         let offset = usize::from(choice[1]) % 3000;
@@ -83,18 +84,18 @@ impl World {
             2 if !self.freed.is_empty() => {
                 (std::ptr::without_provenance_mut(self.freed[usize::from(choice[1]) % self.freed.len()]), i32::from(choice[2]) % GPUS)
             }
-            // A range of at most OWN bytes from here stays inside the host memory that transfers may name.
+            // A range of at most OWN bytes from this address stays inside the host memory that transfers may access.
             3 => (self.own[OWN..].as_mut_ptr(), if choice[1].is_multiple_of(4) { MP_DEVICE_AUTO } else { MP_DEVICE_HOST }),
             _ if self.memory.is_empty() => (null_mut(), nowhere),
             _ => {
-                // Usually of this context, because a plan is refused for memory of another.
+                // The memory usually belongs to this context, because a plan for memory of another context is refused.
                 let mine = self.memory.values().filter(|(owner, _, _)| *owner == context).count();
                 let any = mine == 0 || choice[0] % 16 == 4;
                 let at = usize::from(choice[1]) / 8 % if any { self.memory.len() } else { mine };
                 let mut candidates = self.memory.iter().filter(|(_, (owner, _, _))| any || *owner == context);
                 let (address, (_, device, _)) = candidates.nth(at).expect("in range");
                 let device = if choice[2].is_multiple_of(16) { nowhere } else { *device };
-                // The library would trust the caller and read pageable host memory, so a wrong address must be declared as GPU memory.
+                // A wrong address must be declared as GPU memory. Otherwise the library would take it as pageable host memory and read it.
                 let device = if device < 0 && choice[2].is_multiple_of(16) { nowhere & 7 } else { device };
                 let device = if choice[2] % 8 == 1 { MP_DEVICE_AUTO } else { device };
                 (std::ptr::with_exposed_provenance_mut::<u8>(address + offset), device)
@@ -102,7 +103,7 @@ impl World {
         }
     }
 
-    /// Returns the expected bytes at a known address, if the whole range is known.
+    /// Returns the expected contents of a range, or `None` if the test does not know the whole range.
     fn bytes(&mut self, address: usize, length: usize) -> Option<&mut [u8]> {
         let own = self.own.as_ptr().addr();
         if (own..own + self.own.len()).contains(&address) {
@@ -112,7 +113,7 @@ impl World {
         bytes.get_mut(address - base..(address - base).checked_add(length)?)
     }
 
-    /// Updates the expected contents for an execution.
+    /// Updates the expected contents of memory after an execution of these transfers.
     fn expect(&mut self, transfers: &[mp_transfer_t]) {
         let moved: Vec<Vec<u8>> = transfers
             .iter()
@@ -199,7 +200,7 @@ impl World {
                 25 => self.import(context, n),
                 26 => self.signal(context, n),
                 21 => {
-                    // Any size: the struct has room for the largest that is looked at.
+                    // The size may be any value, because the buffer is larger than the largest struct that the library reads.
                     let mut room = [0_u64; 512];
                     room[0] = odd_number(n[1]);
                     let status = mp_context_statistics(context, room.as_mut_ptr().cast());
@@ -272,8 +273,7 @@ impl World {
         if status == MP_SUCCESS {
             assert!((-2..GPUS).contains(&device) && bytes > 0);
             if bytes > 1 << 20 {
-                // The system may promise more than it has; nobody touches it.
-                // SAFETY: just allocated, and not used.
+                // The system may promise more memory than it has, so the test does not touch it. SAFETY: just allocated, and not used.
                 ok(unsafe { mp_free(context, memory) });
                 return;
             }
@@ -289,7 +289,7 @@ impl World {
     unsafe fn free(&mut self, context: mp_context_t, n: [u16; 8]) {
         let addresses: Vec<usize> = self.memory.keys().chain(&self.freed).copied().collect();
         let address = pick(&addresses, n[1], 0x1000) + usize::from(n[2].is_multiple_of(8));
-        // SAFETY: all work has finished; whether this is an allocation is the library's to find out.
+        // SAFETY: all work has finished. The library must detect whether the address is an allocation.
         let status = unsafe { mp_free(context, std::ptr::without_provenance_mut(address)) };
         let live = self.memory.get(&address).is_some_and(|(owner, _, _)| *owner == context);
         assert_eq!(status == MP_SUCCESS, live);
@@ -309,8 +309,8 @@ impl World {
             let bytes = if mix(7).is_multiple_of(8) && !on_host { odd_number(mix(3)) as usize } else { usize::from(mix(4)) % 2048 };
             transfers.push(transfer(dst, dst_device, src, src_device, bytes));
         }
-        // A host range must be real for as long as the plan is: inside the test's own memory, or inside an allocation of this
-        // context. Host memory of another context is ordinary memory to this one, which cannot know when it is freed.
+        // A host range must exist as long as the plan. It is inside the test's own memory, or inside an allocation of this context. This
+        // context would treat host memory of another context as pageable memory, and could not detect that it was freed.
         for t in &mut transfers {
             for (address, device) in [(t.dst.addr(), t.dst_device), (t.src.addr(), t.src_device)] {
                 let foreign = self
@@ -351,7 +351,7 @@ impl World {
         };
         let stream = if n[2].is_multiple_of(2) { null_mut() } else { handle(&self.streams, n[3]) };
         let mut request = poison();
-        // SAFETY: the output is valid for the call; whether the plan's memory still exists is what the library has to find out.
+        // SAFETY: the output is valid for the call. The library must detect whether the plan's memory still exists.
         let status = unsafe { mp_execute(plan, stream, &mut request) };
         if status != MP_SUCCESS {
             assert_eq!(request, poison());
@@ -364,7 +364,7 @@ impl World {
         self.expect(&transfers);
     }
 
-    /// Plans whose memory was freed are refused; nothing is moved by any.
+    /// Prepares a plan. A plan whose memory was freed must be refused. No data is copied.
     fn prepare(&mut self, n: [u16; 8]) {
         let plan = pick(&self.plans.iter().map(|p| p.0).collect::<Vec<_>>(), n[1], poison());
         mp_plan_prepare(plan, if n[2].is_multiple_of(2) { null_mut() } else { handle(&self.streams, n[3]) });
@@ -375,13 +375,13 @@ impl World {
         let (base, offset) = (pick(&addresses, n[1], 0x1000), usize::from(n[2]) % 64);
         let bytes = if n[3].is_multiple_of(4) { odd_number(n[4]) } else { u64::from(n[4]) % 4096 };
         let mut handle = mp_memory_handle_t { bytes: [GUARD; 128] };
-        // SAFETY: the output is valid for the call; the range is the library's to check.
+        // SAFETY: the output is valid for the call. The library must check the range.
         let status = unsafe { mp_memory_export(context, std::ptr::without_provenance_mut(base + offset), bytes, &mut handle) };
-        // A freed address may lie in the middle of a later, larger allocation.
+        // An address that was freed may now lie inside a later, larger allocation.
         let address = base + offset;
         let live = self.memory.range(..=address).next_back().is_some_and(|(first, (owner, device, held))| {
             let left = held.len().saturating_sub(address - first);
-            // Host memory of `mp_alloc` is this process's alone.
+            // Host memory of `mp_alloc` cannot be shared with other processes.
             *owner == context && *device >= 0 && bytes > 0 && bytes <= left as u64
         });
         assert_eq!(status == MP_SUCCESS, live, "{status:?}");
@@ -391,7 +391,7 @@ impl World {
         }
     }
 
-    /// Imports handles of this process, true, damaged and made up, and closes them again.
+    /// Imports handles of this process (valid, damaged and invented ones), and closes them again.
     unsafe fn import(&mut self, context: mp_context_t, n: [u16; 8]) {
         let made_up = (mp_memory_handle_t { bytes: [n[2] as u8; 128] }, 0);
         let (mut handle, address) = pick(&self.exported, n[1], made_up);
@@ -408,27 +408,28 @@ impl World {
                 return;
             }
             assert!(!damaged && pointer.addr() == address, "a handle was taken for another");
-            // Not before it was imported, nor twice; at another address never.
+            // An address can be closed only after its import, and only once. Another address cannot be closed.
             assert_eq!(mp_memory_close(context, pointer.cast::<u8>().wrapping_add(4096 * 64).cast()), MP_ERROR_INVALID_POINTER);
             ok(mp_memory_close(context, pointer));
             assert_eq!(mp_memory_close(context, pointer), MP_ERROR_INVALID_POINTER);
         }
     }
 
-    /// Looks at counters, once. A stream that waits for one that nobody raises would wait for ever, so none does.
+    /// Reads and sets counters and queries if they have reached a value. No stream waits, because a wait for a counter that nobody sets
+    /// would never end.
     unsafe fn signal(&mut self, context: mp_context_t, n: [u16; 8]) {
         let addresses: Vec<usize> = self.memory.keys().chain(&self.freed).copied().collect();
         let counter = std::ptr::without_provenance_mut::<u64>(pick(&addresses, n[1], 8) + usize::from(n[2]) % 64);
         let signals = [mp_signal_t { counter, value: odd_number(n[3]) }];
         let seconds = [0.0, -1.0, f64::NAN, f64::NEG_INFINITY][usize::from(n[4]) % 4];
-        // SAFETY: the list is valid for the calls; the address is the library's to check.
+        // SAFETY: the list is valid for the calls. The library must check the address.
         unsafe {
             mp_signal_synchronize(context, counter, odd_number(n[3]), seconds);
             let (mut value, mut reached, mut counters) = (77, 77, poison());
             let read = mp_signal_read(context, counter, &mut value);
             let tested = mp_signal_test(context, counter, value, &mut reached);
             assert_eq!((read, reached), (tested, if read == MP_SUCCESS { 1 } else { 77 }));
-            // To what it stands at: other memory is looked at too.
+            // The counter is set to its current value, because the test compares this memory.
             assert_eq!(mp_signal_raise(context, counter, value), read);
             if mp_alloc_shared(context, MP_DEVICE_HOST, 8 * u64::from(n[7] % 99), &mut counters) == MP_SUCCESS {
                 ok(mp_signal_read(context, counters.cast(), &mut value));
@@ -468,7 +469,7 @@ impl Drop for World {
     }
 }
 
-/// Whether an address with this device may be taken for ordinary host memory, which is read at the caller's word.
+/// True if the library may take an address with this device as pageable host memory, which it then accesses without a check.
 fn may_be_host(device: i32) -> bool {
     device < 0 || device == MP_DEVICE_AUTO
 }
@@ -483,7 +484,7 @@ proptest! {
     #[test]
     fn random_calls_never_crash_and_only_accepted_copies_change_memory(calls in calls()) {
         let mut world = World::new();
-        // Something to work with: two contexts with memory, so that few sequences are refusals alone.
+        // The sequence starts with two contexts that have memory. Otherwise most sequences would consist of refused calls only.
         for context in 0..2_u16 {
             world.create_context([1, context, 0, 2 - context, 0, 1, 0, 0]);
         }
@@ -501,7 +502,7 @@ proptest! {
 
 #[test]
 fn the_random_calls_reach_accepted_copies_and_refusals() {
-    // Guards the test above against becoming a sequence of refusals: counts what its generator leads to.
+    // This test counts how many calls of generated sequences succeed, to detect if the test above makes only refused calls.
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let (mut accepted, mut planned) = (0_u64, 0);
     for _ in 0..50 {

@@ -1,5 +1,5 @@
-//! Tests that the parts of a step, one thread for each rank, move the right bytes in every step: small parts with the CPU build of the
-//! kernel, and all parts on a backend that executes each call immediately.
+//! Tests that the ranks' parts of a node plan copy the right data in every communication step, with one thread for each rank. Small parts
+//! run by the CPU build of the kernel. All parts run on a test backend that executes each call immediately.
 
 use super::{Addresses, Armed, BoundPart, Eager, SmallPart, stays};
 use crate::backend::{
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
-/// Bytes that several threads write, accessed only by address.
+/// Memory that several threads write, and that is accessed only by address.
 struct Memory {
     base: u64,
     bytes: usize,
@@ -31,7 +31,7 @@ impl Memory {
         Memory { base: owned.as_mut_ptr().expose_provenance() as u64, bytes: owned.len(), _owned: owned }
     }
 
-    /// Calls `look` with each byte. No other thread may access them meanwhile.
+    /// Calls `look` with the index of each byte and the byte. Meanwhile no other thread may access this memory.
     fn each(&self, mut look: impl FnMut(usize, &mut u8)) {
         for i in 0..self.bytes {
             // SAFETY: inside the vector, which is alive. The synchronization of the threads is under test: a rank accesses the memory that
@@ -41,21 +41,21 @@ impl Memory {
     }
 }
 
-/// Memory of all ranks: ends of transfers, staging rings, flags.
+/// Memory that all ranks share: sources and destinations of the transfers, staging rings and flags.
 struct Shared {
     src: Vec<Memory>,
     dst: Vec<Memory>,
     rings: Vec<Memory>,
     slot_bytes: Vec<u64>,
     host_rings: Vec<bool>,
-    /// For each transfer, true if it stays inside one GPU.
+    /// One value for each transfer: true if source and destination are on the same GPU.
     inside: Vec<bool>,
-    /// For each transfer, the index of the first one with the same source.
+    /// One value for each transfer: the index of the first transfer that reads the same source.
     first: Vec<usize>,
     flags: Vec<AtomicU64>,
-    /// Two inboxes for each rank.
+    /// Two inboxes for each rank, which communication steps use alternately.
     inboxes: Vec<Memory>,
-    /// Number of blocks of the kernels that raise flags. On a CPU the location of the flags makes no difference.
+    /// Number of thread blocks of each kernel that sets flags.
     blocks: u32,
 }
 
@@ -81,7 +81,7 @@ impl Addresses for Shared {
         self.inboxes[rank as usize].base
     }
 
-    /// Each rank sees one GPU.
+    /// Returns GPU 0 for every device, because each rank sees only one GPU in this test.
     fn device(&self, _: DeviceId) -> DeviceId {
         DeviceId::gpu(0)
     }
@@ -106,7 +106,7 @@ fn pattern(transfer: usize, step: u64, offset: usize) -> u8 {
     (transfer as u64 * 37 + step * 101 + offset as u64 * 7 + (offset as u64 >> 8)) as u8
 }
 
-/// Returns a machine of GPUs with a link between each pair and no fixed costs, so that even few bytes use several paths.
+/// Returns a machine whose GPUs are all linked with each other and that has no fixed costs, so that even small transfers use several paths.
 fn machine() -> Machine {
     let mut topology = preset("beluga").expect("listed");
     for cost in Costs::TABLE {
@@ -117,20 +117,21 @@ fn machine() -> Machine {
     Machine::new(topology).expect("well formed")
 }
 
-/// Ends the process when a rank fails, because the other ranks would wait for it for ever.
+/// Guard that ends the process if a rank panics, because the other ranks would wait for that rank for ever.
 struct Fails;
 
 impl Drop for Fails {
     fn drop(&mut self) {
         if thread::panicking() {
-            // The test harness would show captured output only after the end of the test.
+            // Write directly to standard error, because the test harness would show captured output only after the end of the test.
             drop(writeln!(std::io::stderr(), "a rank has failed, for which the others wait; run with --nocapture to see how"));
             std::process::abort();
         }
     }
 }
 
-/// Runs `steps` steps of each rank's part, as fast as possible. `none` for ranks that do not take part.
+/// Runs `steps` communication steps of each rank's part, one thread for each rank, as fast as possible. The part of a rank that does not
+/// take part is `None`.
 fn run_steps<Step: FnMut() + Send>(ends: &[EndRanks], shared: &Shared, steps: u64, ranks: impl Iterator<Item = Option<Step>>) {
     thread::scope(|scope| {
         for (rank, step_of_rank) in ranks.enumerate() {
@@ -167,10 +168,11 @@ fn zeros(count: u64) -> Vec<AtomicU64> {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }
 
-/// Index of the word of a launch that is 1 once steps are abandoned.
+/// Index of the word of a launch that becomes 1 when communication steps are abandoned.
 const ABANDONED: usize = 2;
 
-/// Runs a launch: executes the actions with `blocks` blocks of one lane, each in a thread, in tiles of 4 KiB. `stop` has two words.
+/// Runs one kernel launch on CPU threads. Executes the actions with `blocks` blocks, each in a thread, and cuts copies into tiles of 4 KiB.
+/// `stop` is the address of two words.
 fn launch(actions: &[Segment], blocks: u32, words: &[AtomicU64], stop: u64, turn: u64) {
     let addresses = [address_of(words), stop, turn];
     let run_block = |block| {
@@ -191,11 +193,11 @@ fn segments(small: &SmallPart) -> Vec<Segment> {
     small.actions.iter().map(|action| action.segment(&small.endpoints, &small.program.transfers)).collect()
 }
 
-/// Runs each rank's part by a kernel, alternating between the inboxes if `eager` is given. Returns `false` if a part cannot run as a kernel
-/// of this number of blocks.
+/// Runs each rank's part by a kernel. If `eager` is given, communication steps alternate between the two inboxes. Returns false if a part
+/// cannot run as a kernel with this number of blocks.
 fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64, eager: Option<&Eager>) -> bool {
     let of_ranks: Vec<Option<SmallPart>> = parts.parts.iter().map(|part| SmallPart::new(part, shared)).collect();
-    // A rank that waits for no other does not take part.
+    // A rank that waits for no other rank does not take part.
     let raised_for_nothing = |rank: usize| parts.flags.iter().any(|flag| flag.raiser as usize == rank);
     let blocks = shared.blocks;
     let is_none = |small: &Option<SmallPart>| small.as_ref().is_none_or(|small| small.is_narrow && blocks > 1);
@@ -218,7 +220,7 @@ fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64, eager: Opt
     true
 }
 
-/// The same memory for streams, with separate flags.
+/// Memory of [`Shared`] with separate flags, for parts that run in streams.
 struct ForStreams<'a>(&'a Shared, Vec<AtomicU64>);
 
 impl Addresses for ForStreams<'_> {
@@ -255,7 +257,7 @@ impl Addresses for ForStreams<'_> {
     }
 }
 
-/// Runs each rank's part in turn by a kernel with inboxes or by streams, as selected by the bits of `forms`.
+/// Runs each communication step either by kernels with inboxes or by streams. The bits of `forms` select the form of successive steps.
 fn run_in_both_forms(parts: &Parts, ends: &[EndRanks], shared: &Shared, (steps, forms): (u64, u64), eager: &Eager) {
     let backend = AtOnce::default();
     let turns = zeros(parts.parts.len() as u64);
@@ -277,16 +279,16 @@ fn run_in_both_forms(parts: &Parts, ends: &[EndRanks], shared: &Shared, (steps, 
     run_steps(ends, shared, steps, of_ranks.collect::<Vec<_>>().into_iter());
 }
 
-/// Backend that executes each call immediately on the calling thread, so that streams and events need not order anything.
+/// Test backend that executes each call immediately on the calling thread, so that streams and events need not order anything.
 #[derive(Default)]
 struct AtOnce {
-    /// Number of kernels that have waited for flags.
+    /// Number of kernels that have waited for flags so far.
     kernels: AtomicUsize,
-    /// Streams that have waited for partitions.
+    /// Streams that have waited for partitions so far.
     awaiting: Mutex<Vec<StreamHandle>>,
 }
 
-/// Stream that the backend has not created.
+/// Stream of the caller, which the backend has not created.
 const CALLERS: StreamHandle = StreamHandle(65);
 
 /// Stream of another GPU that the backend has not created.
@@ -404,8 +406,8 @@ impl Backend for AtOnce {
     }
 }
 
-/// Runs each rank's part bound to streams, in a caller's stream, or bound to kernels of one block. Returns the number of kernels that have
-/// waited for flags.
+/// Runs each rank's part, bound either to streams or to a kernel of one block, in the caller's stream. Returns the number of kernels that
+/// have waited for flags.
 fn run_bound(parts: &Parts, ends: &[EndRanks], shared: &Shared, is_kernel: bool, stream: StreamHandle, steps: u64) -> usize {
     let backend = AtOnce::default();
     let bound = parts.parts.iter().map(|part| {
@@ -417,8 +419,9 @@ fn run_bound(parts: &Parts, ends: &[EndRanks], shared: &Shared, is_kernel: bool,
     backend.kernels.into_inner()
 }
 
-/// Plans copies from rank to rank with these sizes, divides the plan and allocates its memory. Each rank has a GPU, or shares one if there
-/// are fewer. Large copies from one rank have the same source. Returns `None` if no rank moves bytes for another.
+/// Plans copies between ranks with these sizes, divides the plan into parts of the ranks, and allocates its memory. Each rank has a GPU, or
+/// ranks share GPUs if there are fewer. Large copies from the same rank have the same source. Returns `None` if no rank copies data for
+/// another.
 fn divided(
     (ranks, gpus): (u32, u32),
     copies: &[(u32, u32, u64)],
@@ -456,7 +459,7 @@ fn divided(
         flags: zeros(parts.flags.len() as u64),
         blocks: 1,
     };
-    // A rank that communicates only with itself needs no flags, and the backend makes its copies.
+    // A rank that communicates only with itself needs no flags. The backend makes its copies.
     let moving = ends.iter().zip(&shapes).filter(|(_, shape)| shape.bytes > 0).map(|(ends, _)| *ends);
     let (inside, across): (Vec<EndRanks>, Vec<EndRanks>) = moving.partition(|ends| ends.src == ends.dst);
     let alone = inside.iter().any(|own| !across.iter().any(|ends| [ends.src, ends.dst].contains(&own.src)));
@@ -464,7 +467,8 @@ fn divided(
     (between && !alone).then_some((parts, ends, shared, eager))
 }
 
-/// Like `divided`, for direct copies between ranks whose kernels have this number of blocks, each with a copy back if it has bytes.
+/// Like `divided`, for direct copies between ranks whose kernels have this number of blocks. Each copy with at least one byte has a copy in
+/// the other direction.
 fn divided_straight(ranks: u32, copies: Vec<(u32, u32, u64, u64)>, blocks: u32) -> (Parts, Vec<EndRanks>, Shared, Eager) {
     let both_ways = |(one, by, there, back): (u32, u32, u64, u64)| {
         let other = one % ranks + 1 + by % (ranks - 1);
@@ -477,12 +481,13 @@ fn divided_straight(ranks: u32, copies: Vec<(u32, u32, u64, u64)>, blocks: u32) 
     (parts, ends, Shared { blocks, ..shared }, eager)
 }
 
-/// Generates copies from a rank to another at a distance, with a copy back. Half of the copies back are empty.
+/// Generates copies from each rank to the rank at a certain distance, each with a copy in the other direction. Half of the latter are
+/// empty.
 fn there_and_back() -> impl Strategy<Value = Vec<(u32, u32, u64, u64)>> {
     prop::collection::vec((0_u32..4, 1_u32..4, 1_u64..20_000, prop_oneof![Just(0), 1_u64..20_000]), 1..5)
 }
 
-/// Options with which even few bytes use several paths.
+/// Returns planner options with which even small transfers use several paths.
 fn several_paths() -> Options {
     Options { min_bytes: Some(1), chunk_bytes: Some(4096), ..Options::default() }
 }
@@ -590,7 +595,7 @@ fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
 fn what_stays_in_a_gpu_counts_less_and_comes_after_what_others_wait_for() {
     let one_path = Options { max_paths: 1, ..Options::default() };
     let most = super::SMALL_BYTES;
-    // An all-gather: each rank's block is copied to the other rank and to itself.
+    // The collective is an all-gather: the data of each rank is copied to the other rank and to the rank itself.
     let actions = |bytes: u64| -> Vec<Option<Box<[Action]>>> {
         let (parts, _, shared, _) =
             divided((2, 2), &[(0, 0, bytes), (0, 1, bytes), (1, 0, bytes), (1, 1, bytes)], &one_path).expect("divided");
@@ -650,7 +655,8 @@ fn a_kernel_whose_wait_is_lost_and_later_launches_write_and_raise_nothing() {
                 scope.spawn(|| launch(actions, blocks, &words, address_of(&stop), 0));
                 stop[0].store(1, Ordering::Release);
             });
-            // The peer, or another process that now uses its flag, raises the lost flag. The next step is abandoned nevertheless.
+            // The lost flag is set later, by the peer or by another process that now uses it. The next communication step must be abandoned
+            // in any case.
             flags[0].store(2, Ordering::Release);
             launch(&[copy, raised, lost, copy, raised], blocks, &words, address_of(&stop), 0);
             to.each(|_, byte| assert_eq!(*byte, 1, "{blocks} blocks: memory that was not granted was written to"));
@@ -737,7 +743,7 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
         flags: zeros(parts.flags.len() as u64),
         blocks: 1,
     };
-    // Flags of partitions stay set until the next step. Their owner resets them before it begins.
+    // Flags of partitions stay set until the next communication step. Their owner resets them before that step begins.
     let of_rank = |rank: u32| -> Vec<usize> { (before..parts.flags.len()).filter(|flag| parts.flags[*flag].taker == rank).collect() };
     let backends = [AtOnce::default(), AtOnce::default()];
     let step_of_rank = |rank: usize| {

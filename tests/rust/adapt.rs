@@ -1,4 +1,5 @@
-//! Tests of plans that choose among their variants by measured times: the rule alone, and players on machines that differ from the model.
+//! Tests plans that choose among their variants by measured times. Tests the rule alone, and several such plans ("players") that run on
+//! simulated machines that differ from the model.
 
 use mpgpu_core::adapt::{Choice, Chooser, Conditions, Game, MAX_VARIANTS, Player, Tenant, World, variants};
 use mpgpu_core::plan::{Options, Plan, Shape, plan};
@@ -8,7 +9,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 const EXECUTIONS: u64 = 10_000;
-/// Number of executions after a change over which the loss is measured.
+/// Number of executions after a change over which the lost time is measured.
 const STRETCH: u64 = 500;
 
 /// Generator of numbers from 0 to 1 (SplitMix64).
@@ -23,11 +24,12 @@ impl Uniform {
     }
 }
 
-/// Record of a chooser in a world where execution `n` of variant `v` takes `times(n)[v]` ms, varied randomly by `noise`.
+/// Record of a chooser in a simulated world, in which execution `n` of variant `v` takes `times(n)[v]` ms with random deviations of
+/// relative size `noise`.
 struct Course {
-    /// Time lost and time of the best variant, cumulative up to each execution.
+    /// Lost time and time of the best variant, each summed up to every execution.
     sums: Vec<(f64, f64)>,
-    /// Time lost by executions of other variants than the active one.
+    /// Time lost by trial executions of variants other than the active one.
     tries: f64,
     measured: u64,
     switches: u64,
@@ -101,7 +103,7 @@ fn a_later_run_starts_from_what_an_earlier_one_knew() {
     let mut chooser = Chooser::new(&[Some(2000), None, Some(1000)], 16, 1);
     assert_eq!((chooser.in_force(), chooser.next_execution()), (2, Choice { variant: 2, measure: true }));
     assert_eq!([0, 1, 2, 3].map(|variant| chooser.median(variant)), [Some(2000), None, Some(1000), None]);
-    // Conditions have changed since.
+    // By this time, conditions have changed.
     for _ in 0..100 {
         let Choice { variant, measure } = chooser.next_execution();
         if measure {
@@ -111,7 +113,8 @@ fn a_later_run_starts_from_what_an_earlier_one_knew() {
     assert_eq!(chooser.in_force(), 0);
 }
 
-/// Returns the permitted loss after a slowdown of the active variant: until it is measured and confirmed and another variant is active.
+/// Returns the loss that is permitted after the active variant becomes slower. The loss ends when the slowdown has been measured and
+/// confirmed and another variant is active.
 fn of_slowdown(times: f64) -> f64 {
     (times - 1.0) * (16.0 + 10.0) / STRETCH as f64 + 0.015
 }
@@ -131,8 +134,8 @@ fn a_slowdown_by_half_costs_five_percent_of_500_executions_and_one_by_five_what_
     }
 }
 
-/// Returns the permitted loss after an inactive variant becomes faster: until it is tried (the slower it was, the less often), confirmed
-/// and active.
+/// Returns the loss that is permitted after an inactive variant becomes faster. The loss ends when that variant has been tried, confirmed
+/// and made active. A variant that was slower before is tried less often.
 fn of_gain(slower: f64, gain: f64) -> f64 {
     let tried = 1.5 * (256.0 * (slower - 1.0)).max(64.0);
     gain * (tried + 60.0).min(STRETCH as f64) / STRETCH as f64 + 0.01
@@ -167,7 +170,7 @@ proptest! {
     ) {
         let course = Course::run(|_| times, noise, late, seed);
         let worst = times.iter().copied().fold(0.0, f64::max);
-        // The loss before any measurement occurs only once.
+        // The loss before the first measurement occurs only once.
         let first = worst * (late + 12) as f64 / course.time();
         prop_assert!(course.lost(0, EXECUTIONS) <= 0.02 + first, "lost {}", course.lost(0, EXECUTIONS));
         prop_assert!(course.tries <= 0.01 * course.time() + worst * (late + 12) as f64, "tries {}", course.tries / course.time());
@@ -177,7 +180,7 @@ proptest! {
     fn tries_stay_bounded_while_everything_changes(seed: u64, every in 50..2000_u64, late in 0..8_u64) {
         let times = |n: u64| std::array::from_fn::<f64, 3, _>(|v| 1.0 + 3.0 * Uniform(seed ^ (n / every * 4 + v as u64)).next());
         let course = Course::run(times, 0.03, late, seed);
-        // Part of the loss of tries is detected only after the change that made them slow, and is added afterwards.
+        // A trial may detect only afterwards that a change has made it slow. This part of the loss is added later.
         prop_assert!(course.tries <= 0.015 * course.time() + 4.0 * (late + 12) as f64, "tries {}", course.tries / course.time());
         prop_assert!(course.switches <= 3 + 10 + EXECUTIONS / every.min(1024) * 2, "{} switches", course.switches);
     }
@@ -204,8 +207,8 @@ fn put(src: usize, dst: usize, mib: u64) -> Shape {
     Shape { source: 0, dst_device, src_device, dst_kind: MemoryKind::Device, src_kind: MemoryKind::Device, bytes: mib << 20 }
 }
 
-/// Returns players that put to their right neighbours in a ring of up to four GPUs, or eight on `hgx-h200`. On `beluga` the second four put
-/// to their left neighbours.
+/// Returns plans ("players") that copy to the right neighbour in a ring of up to four GPUs, or eight on `hgx-h200`. On `beluga`, the second
+/// four copy to the left neighbour.
 fn ring(machine: &Machine, count: usize, mib: u64) -> Vec<Player> {
     let gpus = (machine.gpu_count() as usize).min(count.max(2));
     let player = |process: usize| {
@@ -219,7 +222,7 @@ fn ring(machine: &Machine, count: usize, mib: u64) -> Vec<Player> {
     (0..count).map(player).collect()
 }
 
-/// Machines: the property that differs from the model, and the factor.
+/// Simulated machines: the capacity that differs from the model, and its factor.
 const REAL: [(&str, f64); 10] = [
     ("host", 1.0),
     ("host", 0.3),
@@ -237,7 +240,8 @@ fn machine(name: &str) -> Machine {
     Machine::new(preset(name).expect("a preset")).expect("well formed")
 }
 
-/// Returns tenants of host memory that leave these shares of its bandwidth, for 2,000 executions at first and then for 1,000.
+/// Returns other users of host memory, which leave fractions of its bandwidth: first `leaves[0]` for 2,000 executions, then `leaves[1]` for
+/// 1,000.
 fn tenants(machine: &Machine, leaves: [f64; 2]) -> Vec<Tenant> {
     let resources = machine.resources_named("host");
     let during = [2000..4000, 6000..7000];
@@ -258,8 +262,8 @@ fn play(world: &mut World, seed: u64) -> Game {
 #[test]
 fn one_plan_loses_two_percent_at_most_on_machines_that_are_not_the_models() {
     for name in ["hgx-h200", "beluga"] {
-        // If tenants leave 0.2 of a bandwidth that is 0.3 of the model's, an execution takes four times as long: 5 % of the executions miss
-        // the bound.
+        // If other users leave 0.2 of a bandwidth that is itself 0.3 of the model's, an execution takes four times as long. In this case 5
+        // % of the executions miss the bound.
         for (leaves, seldom) in [(None, 0.05), (Some([0.7, 0.5]), 0.05), (Some([0.4, 0.2]), 0.15)] {
             let (mut most, mut worst, mut least) = (0.0_f64, 0.0_f64, f64::INFINITY);
             for real in REAL {
@@ -283,7 +287,8 @@ fn one_plan_loses_two_percent_at_most_on_machines_that_are_not_the_models() {
     }
 }
 
-/// Runs players on all real machines. Prints and returns the smallest performance relative to the best joint choice and to plain copies.
+/// Simulates several players (plans that choose variants) on all machines in `real`. Prints and returns the smallest performance, relative
+/// to the best joint choice and to plain copies.
 fn together(name: &str, players: usize, mib: u64, leaves: Option<[f64; 2]>, real: &[(&str, f64)]) -> (f64, f64) {
     let (mut of_best, mut of_plain, mut switches) = (f64::INFINITY, f64::INFINITY, 0);
     for &real in real {
@@ -293,7 +298,7 @@ fn together(name: &str, players: usize, mib: u64, leaves: Option<[f64; 2]>, real
             of_best = of_best.min(play.end().did / play.end().best);
             of_plain = of_plain.min(play.end().did / play.end().plain);
             switches = switches.max((0..players).map(|player| play.switches(player, 8000, EXECUTIONS)).max().unwrap_or(0));
-            // A player that has not changed for long must have no reason to change.
+            // A player that has not changed its variant for long must have no reason to change it.
             if (0..players).all(|player| play.switches(player, 9000, EXECUTIONS) == 0) {
                 let joint: Vec<u8> = play.players.iter().map(|player| player.in_force.last().expect("a first one").2 as u8).collect();
                 let gain = world.gain_alone(EXECUTIONS - 1, &joint).expect("it runs");
@@ -316,10 +321,10 @@ fn players_that_choose_alone_settle_and_reach_nearly_the_best_joint_choice() {
         ("hgx-h200", 8, 64, 0.98),
         ("hgx-h200", 2, 256, 0.98),
         ("hgx-h200", 4, 256, 0.98),
-        // More players than optimal use host memory, because each still gains a little.
+        // More players than optimal use host memory, because each of them still gains a little.
         ("hgx-h200", 8, 256, 0.96),
         ("beluga", 2, 64, 0.98),
-        // With host memory at 0.3, also more players than optimal use it.
+        // If host memory has 0.3 of the modelled bandwidth, too many players use it.
         ("beluga", 4, 64, 0.95),
     ] {
         let (of_best, of_plain) = together(name, players, mib, None, &REAL);
@@ -335,19 +340,19 @@ fn players_that_choose_alone_keep_up_with_tenants() {
     }
 }
 
-/// No rule that observes only its own times can help: a player that leaves the relays to the others becomes slower.
+/// No rule that observes only its own times can do better here: a player that leaves the relays to the others becomes slower.
 #[test]
 fn where_each_gains_by_what_the_others_lose_players_that_choose_alone_end_below_plain_copies() {
     let (of_best, of_plain) = together("beluga", 8, 64, None, &[("host", 1.0)]);
     assert!((0.8..0.98).contains(&of_best) && (0.8..0.98).contains(&of_plain));
 }
 
-/// A program that keeps several copies in flight requests many executions before the time of the first is known.
+/// Tests a program that keeps several copies in flight. Many executions are then requested before the time of the first is known.
 #[test]
 fn among_others_what_may_be_slow_is_tried_once_and_what_gains_is_found() {
     let mut tried_twice = 0;
     for seed in 0..100 {
-        // An execution that waits behind entire copies of other players.
+        // The time of an execution includes waiting behind whole copies of other players.
         let mut chooser = Chooser::among_others(3, 64, seed);
         let course = Course::of(&mut chooser, |_| [20.0, 20.0, 1.0], 0.02, 6, seed);
         tried_twice += u32::from(course.lost(0, STRETCH) > 0.05);

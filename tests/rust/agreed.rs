@@ -1,10 +1,10 @@
-//! Tests that ranks that request their steps at different times agree on the same variants.
+//! Tests that all ranks use the same variant of a node plan in each communication step, even if they request the step at different times.
 
 use super::*;
 use crate::sync::thread;
 use std::sync::Arc;
 
-/// Shared memory of `ranks` ranks.
+/// Shared memory in which `ranks` ranks agree on variants.
 struct Memory(Vec<AtomicU64>);
 
 impl Memory {
@@ -17,13 +17,14 @@ impl Memory {
     }
 }
 
-/// Returns the variant that a rank prefers at a step: different between ranks, sometimes measured, and equal for a while.
+/// Returns the variant that a rank prefers for a communication step. It differs between ranks, stays the same for some steps, and is
+/// sometimes measured.
 fn wanted(rank: u32, step: u64) -> Choice {
     let mixed = (step * 31 + u64::from(rank) * 17).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
     Choice { variant: if step % 16 < 5 { (mixed % 3) as usize } else { 1 }, measure: mixed.is_multiple_of(5) }
 }
 
-/// Requests all steps of one rank and returns the choices.
+/// Requests all communication steps for one rank and returns the agreed variants.
 fn ask(memory: &Memory, rank: u32, ranks: u32, steps: u64, ahead: Option<usize>) -> Vec<Choice> {
     let mut spans = Spans { ahead, ..memory.spans(rank, ranks) };
     (1..=steps).map(|step| spans.agree(step, wanted(rank, step))).collect()
@@ -75,7 +76,7 @@ mod alone {
             (1..=100).map(|step| spans.agree(step, by_turns(step)).variant as u64).collect::<Vec<_>>()
         };
         let first = ask(2);
-        // A span whose word another rank still needs is extended.
+        // A span of steps is extended if another rank still needs the word in which the span is stored.
         let expected: Vec<u64> = (1..=100).map(|step: u64| step.min(SPANS - 1) % 3).collect();
         assert_eq!(first, expected);
         for rank in [0, 1] {
@@ -103,7 +104,7 @@ mod alone {
             assert_eq!(spans[0].agree(step, plain(1)), plain(1));
         }
         assert_eq!(spans[0].agree(4, Choice { variant: 0, measure: true }), Choice { variant: 0, measure: true }, "a try");
-        // The rank that captures first is behind by a step with another variant.
+        // The rank that captures first is behind, at a communication step with another variant.
         assert_eq!((1..=3).map(|step| spans[1].agree(step, plain(0)).variant).collect::<Vec<_>>(), [1, 1, 1]);
         assert_eq!(spans[1].fix(4, 1), Some(0), "the other has begun the step, and no further one");
         assert_eq!(spans[0].agree(5, plain(1)), plain(0));
@@ -142,7 +143,7 @@ mod alone {
         assert!(matches!(one.slowest(2), Reading::Never), "the other rank will not tell it any more");
     }
 
-    /// Time of the test's clock.
+    /// Time of the test's simulated clock.
     #[derive(Debug)]
     struct At(u64);
 
@@ -176,7 +177,8 @@ mod alone {
         };
         assert!((0..2 * AHEAD).all(|_| take(&mut ranks, 0) == BY_KERNEL));
         late[1].store(1, Ordering::Relaxed);
-        // The late rank is second. It executes by kernels only the steps that were agreed on before, at most up to the last of these.
+        // The late rank comes second. It executes by kernels only the communication steps that were agreed on before, at most up to the
+        // last of them.
         let mut until = |ranks: &mut [StepVariants], form: usize| (0..).take_while(|_| take(ranks, 1) != form).count() as u64;
         assert!(until(&mut ranks, BY_STREAMS) < AHEAD);
         let by_streams = 1 + until(&mut ranks, BY_KERNEL);
@@ -194,13 +196,13 @@ mod alone {
         let memory = Memory::new(RANKS);
         let mut ranks: Vec<StepVariants> = (0..RANKS).map(|rank| StepVariants::measured(memory.spans(rank, RANKS), 3, 7)).collect();
         let mut step = 0;
-        // Times of each variant by rank. If each rank chose by its own times, the first two would choose differently from the last.
+        // Times of each variant on each rank. If each rank chose by its own times, the first two would choose differently from the last.
         for times in [[[100, 100, 260], [110, 110, 200], [150, 150, 150]], [[90, 90, 90], [160, 80, 80], [150, 150, 150]]] {
             let mut run = |steps: u64| {
                 let mut taken = [0; 3];
                 for _ in 0..steps {
                     step += 1;
-                    // The ranks take turns at being first.
+                    // The ranks alternate in being first.
                     let order = (0..RANKS as usize).map(|rank| (rank + step as usize) % RANKS as usize);
                     let of_all = order.map(|rank| {
                         let choice = ranks[rank].next(step);

@@ -1,4 +1,4 @@
-//! Simulates ranks of a node that each plan independently.
+//! Simulates ranks of a node, each of which plans its copies without knowledge of the others.
 
 use mpgpu_core::model::HOST_RINGS;
 use mpgpu_core::model::simulate::{Executor, Scenario, steady};
@@ -8,7 +8,7 @@ use mpgpu_core::topology::{DeviceId, Machine, preset};
 
 const BYTES: u64 = 64 << 20;
 
-/// Returns the puts of one rank on each GPU.
+/// Returns the copies that the rank of each GPU makes, to the GPUs that `to` returns.
 fn ranks(gpus: i32, to: impl Fn(i32) -> Vec<i32>) -> Vec<Vec<Shape>> {
     (0..gpus).map(|rank| to(rank).into_iter().map(|dst| put(rank, dst, BYTES)).collect()).collect()
 }
@@ -18,9 +18,9 @@ fn put(src: i32, dst: i32, bytes: u64) -> Shape {
     Shape { source: 0, dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind, src_kind: kind, bytes }
 }
 
-/// Returns the seconds until all ranks have executed their own plans four times.
+/// Returns the time in seconds until all ranks have executed their own plans four times.
 fn seconds(machine: &Machine, ranks: &[Vec<Shape>], options: &Options) -> f64 {
-    // Some GPUs can reach each other only through host memory.
+    // The host path is allowed, because some GPUs can reach each other only through host memory.
     let anyhow = Options { host_path: true, max_paths: 1, ..*options };
     let planned = |batch: &Vec<Shape>| plan(machine, batch, options).or_else(|_| plan(machine, batch, &anyhow)).expect("planned");
     let plans: Vec<_> = ranks.iter().map(planned).collect();
@@ -52,8 +52,8 @@ fn ranks_that_plan_alone_without_host_memory_lose_nothing_against_one_path_and_o
     }
 }
 
-/// Measured speedup over one path of ranks in a ring that each put 64 MiB to 1 GiB with the host path enabled: two and four H200,
-/// 2026-11-22.
+/// Measured speed-up over one path of ranks in a ring, which each put 64 MiB to 1 GiB with the host path enabled. The values are for two
+/// and four H200, 2026-11-22.
 const READ: [(i32, [f64; 5]); 2] = [(2, [0.988, 1.015, 1.025, 1.022, 0.977]), (4, [0.936, 0.846, 0.698, 0.573, 0.468])];
 
 #[test]
@@ -73,7 +73,8 @@ fn ranks_that_plan_alone_lose_in_host_memory_what_two_and_four_h200_were_read_to
             println!("{ranks} ranks, {mib} MiB: simulated {gain:.3}, read {read}");
         }
         errors.sort_by(f64::total_cmp);
-        // The error is largest for four ranks with 64 MiB: the simulated ranks are synchronized, and write and read at the same times.
+        // The error is largest for four ranks with 64 MiB, because the simulated ranks are synchronized and therefore write and read at the
+        // same times.
         assert!(errors[2] <= 0.08 && errors[4] <= 0.18, "{ranks} ranks: {errors:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the Rust API on the host backend: ownership, refused arguments, and no access to freed memory.
+//! Tests the Rust API on the host backend: ownership, refused arguments, and no access to freed memory.
 
 #[path = "../../examples/rust/jacobi.rs"]
 mod jacobi;
@@ -16,7 +16,7 @@ fn numbers(count: u32) -> Vec<u32> {
     (0..count).map(|i| i.wrapping_mul(2_654_435_761)).collect()
 }
 
-/// Blocks a stream until it is dropped.
+/// Host function that blocks a stream until the gate is dropped.
 struct Gate(Arc<AtomicBool>);
 
 impl Gate {
@@ -58,7 +58,7 @@ fn a_function_that_panics_when_work_has_ended_keeps_no_other_from_being_called()
     }
     drop((gate, tell));
     assert_eq!(told.iter().collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
-    // Callbacks that are added after the end of the execution are also called.
+    // Callbacks that are added after the end of the execution are called too.
     let (tell, told) = mpsc::channel();
     plan.execute(&stream).unwrap().then(move |outcome| tell.send(outcome.is_ok()).unwrap()).unwrap();
     assert_eq!(told.recv(), Ok(true));
@@ -224,7 +224,7 @@ fn raw_memory_and_raw_streams_are_taken_on_the_callers_word() {
     assert_eq!(here, wanted);
 }
 
-/// Two ranks of a node in this process, each with its own context, as in two processes.
+/// The node has two ranks in this process, each with its own context, as in two processes.
 #[test]
 fn ranks_that_meet_at_a_socket_exchange_their_edges() {
     let path = std::env::temp_dir().join(format!("mpgpu-api-{}", std::process::id()));

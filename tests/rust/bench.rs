@@ -1,4 +1,4 @@
-//! Tests of `mpgpu bench --case` on the host backend: every case, unavailable cases, and the JSON.
+//! Tests `mpgpu bench --case` on the host backend: every case, cases that need more hardware, and the JSON output.
 
 use super::measure::folder;
 use serde_json::Value;
@@ -47,7 +47,7 @@ fn every_case_runs_on_the_host_backend_and_is_reported_or_says_why_not() {
     assert_eq!(named, CASES);
 
     let file = folder("bench").join("result.json").to_str().expect("a path in UTF-8").to_owned();
-    // Thousands of pieces take minutes in a debug build; few large ones use the same code.
+    // Thousands of small transfers take minutes in a debug build. A few large ones use the same code.
     let few = ["--backend", "host", "--topology", "beluga", "--case", "pieces_in,pieces_out", "--sizes", "64M", "--repeat", "1"];
     assert!(bench(&few).status.success());
     let cases = CASES.into_iter().filter(|case| !case.starts_with("pieces")).collect::<Vec<_>>();
@@ -65,8 +65,8 @@ fn every_case_runs_on_the_host_backend_and_is_reported_or_says_why_not() {
             continue;
         }
         assert!(skipped.is_none());
-        // Windows of 1, 4 and 16 puts in one stream, and the larger windows with one stream for each put; single puts, in sequence and
-        // alternating.
+        // Case `put_window`: windows of 1, 4 and 16 puts in one stream, and the larger windows with one stream for each put. Case
+        // `put_signal`: single puts, several back to back, and alternating ones.
         let ways = match case {
             "put_window" => 5,
             "put_signal" => 3,

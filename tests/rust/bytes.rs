@@ -1,7 +1,7 @@
-//! Compares every byte after random batches with random machines, options and streams on the host backend.
+//! Executes random batches on the host backend, with random machines, options and streams, and checks every byte.
 //!
-//! Each execution is repeated on plain vectors. At the end all memory of all devices is compared, so a changed byte outside the
-//! destinations is detected as reliably as a wrong byte inside them.
+//! Each execution is repeated on plain vectors. At the end all memory of all devices is compared with these vectors, so a changed byte
+//! outside the destinations is detected as reliably as a wrong byte inside them.
 
 use crate::common::Random;
 use mpgpu_backend::{EventHandle, StreamHandle};
@@ -12,21 +12,21 @@ use mpgpu_devices::host::HostBackend;
 use proptest::prelude::*;
 use std::sync::Arc;
 
-/// Memory range on one device, with a copy of its expected contents.
+/// Memory range on one device, with its expected contents.
 struct Arena {
     device: DeviceId,
     address: u64,
     expected: Vec<u8>,
-    /// First offset at which the next destination may start. Sources lie anywhere before it.
+    /// Offset from which the next destination may start. Sources lie anywhere before it.
     free: u64,
-    /// Keeps pageable host memory alive.
+    /// Owner of the memory if it is pageable host memory, kept to keep the memory allocated.
     _ordinary: Option<Ordinary>,
 }
 
 /// Host memory that the context has not allocated.
 pub(crate) enum Ordinary {
     Own(Vec<u8>),
-    /// Mapped file.
+    /// Memory that is mapped from a file.
     Mapped {
         base: usize,
         bytes: usize,
@@ -81,7 +81,7 @@ impl Arena {
         }
         // SAFETY: `address` is the start of `bytes` bytes that only this test uses, and nothing is enqueued yet.
         unsafe { std::ptr::copy_nonoverlapping(expected.as_ptr(), address as *mut u8, bytes as usize) };
-        // The first half is never written: it contains sources that do not change.
+        // The first half is never written. It holds sources that do not change.
         Arena { device, address, expected, free: bytes / 2, _ordinary: ordinary }
     }
 
@@ -99,7 +99,7 @@ impl Arena {
     }
 }
 
-/// Range that a step has written and a later step may read.
+/// Range that one plan has written and that a later plan may read.
 struct Written {
     arena: usize,
     offset: u64,
@@ -107,7 +107,7 @@ struct Written {
     step: usize,
 }
 
-/// Runs one random case of at most `most` bytes in one transfer, on a machine of at most `devices` devices.
+/// Runs one random case, on a machine of at most `devices` devices, with transfers of at most `most` bytes.
 fn run(seed: u64, most: u64, devices: u64) -> Result<(), TestCaseError> {
     let mut random = Random(seed);
     let machine = Arc::new(Machine::new(crate::common::topology(&mut random, devices)).expect("a random topology is well formed"));
@@ -133,14 +133,14 @@ fn run(seed: u64, most: u64, devices: u64) -> Result<(), TestCaseError> {
         let (before, same_source) = (written.len(), random.below(most));
         for _ in 0..[1, 1, 2, 4, 9, 30][random.below(6) as usize] {
             let mut bytes = crate::common::size(&mut random, most);
-            // A chain: the source is a range that an earlier step has written.
+            // The plans form a chain: the source is a range that an earlier plan has written.
             let (source, src_offset) = if before > 0 && random.chance(40) {
                 let chain = &written[random.below(before as u64) as usize];
                 bytes = bytes.min(chain.bytes);
                 after.push(chain.step);
                 (chain.arena, chain.offset)
             } else {
-                // Often the same source, so that several transfers read one range at once.
+                // Often the source is the same as before, so that several transfers read one range at the same time.
                 let offset = if random.chance(30) { same_source } else { random.below(most) };
                 (random.below(devices.len() as u64) as usize, offset)
             };
@@ -172,7 +172,7 @@ fn run(seed: u64, most: u64, devices: u64) -> Result<(), TestCaseError> {
         };
         let plan = match context.plan(&batch, &options) {
             Ok(plan) => plan,
-            // There is no route, or the random options forbid it. Nothing is copied then.
+            // There is no route, or the random options forbid it. The plan is then refused and nothing is copied.
             Err(refused) => {
                 prop_assert!(refused.to_string().contains("transfer"), "{refused}");
                 written.truncate(before);
@@ -227,7 +227,7 @@ proptest! {
 
     #[test]
     fn every_byte_of_large_transfers_arrives(seed in any::<u64>()) {
-        // Few devices, so that their memory and its copy need less than 3 GiB.
+        // There are few devices, so that the memory and its expected contents take less than 3 GiB.
         run(seed, 64 << 20, 5)?;
     }
 }

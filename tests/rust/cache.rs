@@ -1,4 +1,4 @@
-//! Tests of the plan cache: equal requests return the same plan, different requests do not, and the size limit holds.
+//! Tests the plan cache: equal requests return the same plan, different requests do not, and the size is limited.
 
 use crate::addresses::Addresses;
 use crate::common::Random;
@@ -79,7 +79,7 @@ fn any_difference_is_another_request() {
     }
     let (hits, misses, ..) = counts(&context);
     assert_eq!((hits, misses), (0, 1 + 7 + 6));
-    // With explicit default values the request is equal.
+    // A request with explicit default values is equal to a request without values.
     let explicit = PlanOptions { host_path: Some(true), staging_bytes: Some(64 << 20), ..PlanOptions::default() };
     assert!(Arc::ptr_eq(&first, &context.plan(&[base], &explicit).expect("a plan")));
 }
@@ -97,7 +97,7 @@ fn the_same_shape_at_other_addresses_is_not_planned_again() {
 
 #[test]
 fn an_address_that_was_freed_and_given_out_again_is_a_miss() {
-    // An allocator may keep freed memory for long; this backend does not.
+    // An allocator may return freed memory late. The backend of this test returns it immediately.
     let context = context_on(Addresses::default(), 8);
     let a = alloc(&context, 0, 1 << 16);
     let b = alloc(&context, 1, 1 << 16);
@@ -119,7 +119,7 @@ fn the_least_recently_used_plan_goes_first() {
     assert!(Arc::ptr_eq(&plans[0], &plan(&context, &batch(0))));
     plan(&context, &batch(3));
     assert_eq!(counts(&context), (1, 4, 3, 1, 3));
-    // Entry 1 was the oldest, because 0 had been used since.
+    // Entry 1 is the least recently used, because entry 0 has been used since.
     assert!(Arc::ptr_eq(&plans[0], &plan(&context, &batch(0))));
     assert!(Arc::ptr_eq(&plans[2], &plan(&context, &batch(2))));
     assert!(!Arc::ptr_eq(&plans[1], &plan(&context, &batch(1))));
@@ -136,7 +136,7 @@ fn of_long_lists_few_are_kept() {
     for number in 0..5 {
         plan(&context, &list(number));
     }
-    // In total 2^20 transfers.
+    // The batches have 2^20 transfers in total.
     assert_eq!(counts(&context), (0, 5, 0, 1, 4));
     plan(&context, &list(1));
     assert_eq!(counts(&context), (1, 5, 0, 1, 4));

@@ -1,11 +1,11 @@
-//! Compares the batches of collectives with their definitions, byte by byte.
+//! Compares the transfers of collective operations with the definitions of the operations, byte by byte.
 
 use crate::common::Random;
 use mpgpu_core::collective::{BlockCopy, Collective, CollectiveError, Sizes};
 
 const ALL: [Collective; 5] = [Collective::Broadcast, Collective::Scatter, Collective::Gather, Collective::AllGather, Collective::AllToAll];
 
-/// Returns the data that one participant sends to another, as marks in memory order.
+/// Returns the data that one participant sends to another, as marks (source, destination, index) in memory order.
 fn block(from: usize, to: usize, bytes: u64) -> Vec<(usize, usize, u64)> {
     (0..bytes).map(|at| (from, to, at)).collect()
 }
@@ -23,7 +23,8 @@ fn each_collective_brings_each_its_blocks_in_the_order_of_participants() {
         let sizes = if equal { Sizes::Equal(one) } else { Sizes::Each(&each) };
         let size = |at: usize| if equal { one } else { each[at] };
         let everybody = || 0..participants;
-        // Marks that each participant holds, and those that it must receive; `usize::MAX` denotes all participants.
+        // The marks that each participant holds, and the marks that it must receive. The destination `usize::MAX` stands for all
+        // participants.
         let (mut has, mut wanted) = (vec![Vec::new(); participants], vec![Vec::new(); participants]);
         match collective {
             Collective::Broadcast => {

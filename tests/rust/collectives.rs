@@ -1,5 +1,4 @@
-//! Tests of collective calls: an error on one rank, however it is detected, fails the call on all ranks, and two different calls never
-//! match.
+//! Tests collective calls. An error on one rank, however it is detected, fails the call on all ranks. Two different calls never match.
 
 use crate::node::*;
 use crate::node_plans::{self, as_ranks, end, memory};
@@ -13,7 +12,7 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Allgather function for the C ABI. `user` is a `Box<dyn Allgather>`.
+/// Allgather function for the C ABI. Its argument `user` points to a `Box<dyn Allgather>`.
 unsafe extern "C" fn gather(user: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> i32 {
     const RANKS: usize = 2;
     // SAFETY: the tests pass this type, and the library guarantees the buffers.
@@ -79,10 +78,10 @@ impl Rank {
     }
 }
 
-/// Call with wrong arguments on rank 1 and right ones on rank 0.
+/// Collective call whose arguments are wrong on rank 1 if `is_wrong` is set, and right on rank 0.
 type OneWrong = unsafe fn(node: mp_node_t, is_wrong: bool) -> mp_status_t;
 
-/// Errors that the C front end detects: the call, the argument, the reason.
+/// Errors that the C functions detect: the call, the name of the wrong argument, and the reason in the message.
 const REFUSED: [(OneWrong, &str, &str); 12] = [
     (
         |node, is_wrong| {
@@ -195,7 +194,7 @@ fn what_is_refused_on_one_rank_meets_no_other_call_of_the_others() {
         for (call, argument, reason) in REFUSED {
             // SAFETY: the calls are described above.
             rank.is_told(unsafe { call(rank.node, rank.rank == 1) }, argument, reason);
-            // The next call of both ranks matches, and its bytes arrive at the right place.
+            // After the error, the next calls of both ranks match, and the data arrives in the right memory.
             let (refused, array) = (rank.array(), rank.array());
             let engine = mp_plan_options_t { engine: if rank.rank == 1 { 99 } else { 0 }, ..plan_options() };
             rank.is_told(rank.plan(refused, &engine).0, "engine", "engine=99");
@@ -210,7 +209,7 @@ fn what_is_refused_on_one_rank_meets_no_other_call_of_the_others() {
             assert_eq!((fill(array), fill(refused)), (7, 0xEE), "{reason}");
             [refused, array].into_iter().for_each(|array| rank.context.free(array));
         }
-        // A rank that cannot make the call at all reports the reason.
+        // A rank that cannot make the call at all reports the reason to the others.
         let status = match rank.rank {
             0 => rank.plan(null_mut(), null()).0,
             // SAFETY: a valid string.
@@ -241,7 +240,7 @@ fn a_rank_that_cannot_make_a_node_tells_the_others_why() {
             let (context, mut seat) = (Node::new(c"beluga"), seat);
             for (spoil, status, reason) in &spoils {
                 if by_socket && (reason.contains("size") || reason.contains("UTF-8")) {
-                    // The other ranks cannot be reached without these arguments.
+                    // Without these arguments the other ranks cannot be notified.
                     continue;
                 }
                 let (mut handle, mut options, mut node) = (context.context, node_options(), null_mut());
@@ -286,13 +285,13 @@ fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
         );
         assert!(matches!(error, Error::RankFailed { .. }) && error.to_string().starts_with(&expected), "{error}");
         plan(&node).expect("the same call");
-        // With partitions a plan is a different call.
+        // A plan with partitions is a different call from a plan without.
         let partitioning = Partitioning { count: None, agent: Agent::Auto { tells: true, stores: false } };
         let error = node.plan_partitioned(&[], &[], (rank == 1).then_some(partitioning), &PlanOptions::default()).map(drop);
         let error = error.expect_err("another call").to_string();
         let kinds = ["a node plan, its call 3", "a node plan with partitions, its call 3"];
         assert!(kinds.iter().all(|kind| error.contains(kind)), "{error}");
-        // Different options are named; on the differing rank they are named as its own.
+        // The error names the options that differ. On the rank with different options, they are named as that rank's own.
         let unlike = MessengerOptions { operations: 8 + rank, messages: 8 };
         let error = node.messenger(unlike).expect_err("other options");
         let expected = "operations=9, and rank 0 has operations=8: pass the same options and set the same MPGPU_* variables on all ranks";
@@ -302,7 +301,7 @@ fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
     });
 }
 
-/// Calls through other languages, and calls of programs, are counted in the same order.
+/// Allgathers of other language bindings, and those of programs, are numbered in the same sequence as other collective calls.
 #[test]
 fn an_allgather_that_meets_another_call_is_an_error_on_all_ranks() {
     as_ranks(2, |rank, seat| {
@@ -325,7 +324,7 @@ fn an_allgather_that_meets_another_call_is_an_error_on_all_ranks() {
         expect(mine, &format!("rank {other}: it is in {}, its call 1, and this rank in {}", names[other], names[1 - other]));
         let of_each = [c"node::exchange", c"node::device_of_each"][rank.rank as usize];
         expect(gathered(of_each, 3).0, "it is in node::");
-        // An error of one rank, and refused arguments, fail on all ranks. Afterwards equal calls match.
+        // An error of one rank, and refused arguments, fail the call on all ranks. Equal calls match afterwards.
         let failed = if rank.rank == 0 {
             exchange(3).0
         } else {
@@ -366,7 +365,7 @@ fn calls_on_two_nodes_of_one_allgather_do_not_meet() {
     });
 }
 
-/// Allgather that fails once, on this rank only, after the other ranks have received its data.
+/// Allgather function that fails once, and only on this rank, after the other ranks have received its data.
 struct FailsOnce(Box<dyn Allgather>, Arc<AtomicUsize>);
 
 impl Allgather for FailsOnce {
@@ -382,7 +381,7 @@ fn a_rank_whose_allgather_has_failed_meets_no_earlier_call_of_the_others() {
     as_ranks(2, |rank, seat| {
         let fails_at = Arc::new(AtomicUsize::new(0));
         let node = node(rank, Box::new(FailsOnce(seat, fails_at.clone())));
-        // Each rank first exchanges its status and then its data.
+        // In each call, a rank first exchanges its status and then its data.
         fails_at.store(if rank == 0 { 2 } else { 0 }, Ordering::SeqCst);
         let window = |address| [Window { address, bytes: 64 }];
         let [first, second] = [0, 1].map(|_| node.context().allocate(DeviceId::gpu(0), 64).expect("memory"));
@@ -393,7 +392,7 @@ fn a_rank_whose_allgather_has_failed_meets_no_earlier_call_of_the_others() {
         assert_eq!(matches!(error, Error::Allgather(_)), rank == 0, "{error}");
         if rank == 1 {
             assert!(error.to_string().contains("a node plan, its call 2, and this rank in a node plan, its call 1"), "{error}");
-            // Its second call meets the third of rank 0, which has made one more call.
+            // The second call of this rank meets the third call of rank 0, because rank 0 has made one more call.
             let error = plan(second).expect_err("out of step").to_string();
             assert!(error.contains("its call 3, and this rank in a node plan, its call 2"), "{error}");
         } else {
@@ -416,12 +415,12 @@ fn await_sleep(thread: &AtomicI32) {
     }
 }
 
-/// Allgather whose next call waits until another thread sleeps, if one is set.
+/// Allgather function that can be made to wait, in its next call, until a second thread sleeps.
 struct Held(Box<dyn Allgather>, Arc<AtomicI32>, Arc<AtomicUsize>);
 
 impl Allgather for Held {
     fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
-        // 1: a thread is in the call, and the other may enter.
+        // The value 1 means that a thread is in the call and that the other thread may enter.
         if self.2.compare_exchange(1, 2, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             await_sleep(&self.1);
         }
@@ -459,7 +458,7 @@ fn threads_that_plan_at_once_are_told_so_on_all_ranks() {
     });
 }
 
-/// Data for a callback that calls the library.
+/// Data for a callback that itself calls the library.
 struct Within {
     node: mp_node_t,
     message: Option<String>,
@@ -499,7 +498,7 @@ fn a_call_within_the_allgather_of_its_own_node_is_refused() {
     ok(mp_node_destroy(node));
 }
 
-/// Allgather in which the other rank announces a number of bytes and exits after part of them.
+/// Allgather function in which the other rank announces a number of bytes, sends some of them, and exits.
 struct Boasts {
     bytes: u64,
     most: Arc<AtomicUsize>,

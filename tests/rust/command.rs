@@ -1,4 +1,4 @@
-//! Tests of the `mpgpu` command from a user's view: its output, the files that it writes, and the remedies in its errors.
+//! Tests the `mpgpu` command as a user sees it: its output, the files that it writes, and the remedies in its errors.
 
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
@@ -6,12 +6,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Runs the command without the caller's settings, and without GPUs even on a machine with GPUs.
+/// Runs the command without GPUs, even on a machine with GPUs, and without the caller's environment variables for mpgpu.
 fn mpgpu(arguments: &[&str]) -> Output {
     mpgpu_with(&[], arguments)
 }
 
-/// Like `mpgpu`, with these environment variables.
+/// Like `mpgpu`, with additional environment variables.
 fn mpgpu_with(environment: &[(&str, &str)], arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mpgpu"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("MPGPU_")) {
@@ -42,7 +42,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&output(arguments)).expect("JSON")
 }
 
-/// Folder that is removed on drop.
+/// Temporary folder that is removed when the value is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -66,7 +66,7 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.as_ref().display()))
 }
 
-/// Checks that a picture is valid: a root with a size, closed elements, and no invalid number.
+/// Checks that an SVG picture is valid: its root has a size, all elements are closed, and all numbers are valid.
 #[track_caller]
 fn assert_picture(svg: &str) {
     assert!(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" width=") && svg.ends_with("</svg>\n"), "{svg:.200}");
@@ -93,7 +93,8 @@ fn without_a_gpu_topo_lists_the_presets_and_says_why() {
     assert_eq!(json(&["topo", "--json"])["presets"].as_array().map(Vec::len), Some(presets().len()));
 }
 
-/// Parses the lines of `mpgpu doctor` as level, topic and text. Remedies are joined to their findings.
+/// Runs `mpgpu doctor` and parses each line of its output as severity, topic and text. A remedy is appended to the text of its finding.
+/// Also returns whether the command succeeded.
 #[track_caller]
 fn doctor(environment: &[(&str, &str)], prefix: &str) -> (Vec<[String; 3]>, bool) {
     let run = mpgpu_with(environment, &["doctor", "--no-trials"]);
@@ -201,16 +202,16 @@ fn every_preset_is_drawn_with_every_node_and_every_link() {
         for node in machine["nodes"].as_array().expect("a list") {
             assert!(svg.contains(&format!(">{}</text>", node["name"].as_str().expect("a name"))), "{name}: {node}");
         }
-        // One line stands for both directions.
+        // A single line in the drawing represents both directions of a link.
         assert_eq!(svg.matches("<path class=").count(), machine["links"].as_array().expect("a list").len() / 2, "{name}");
-        // Each label has an opaque ground, above all lines and below all labels.
+        // Each label has an opaque background, which is drawn above all lines and below all labels.
         assert_eq!(svg.matches("<rect class=\"g\"").count(), svg.matches("<text class=\"k\"").count(), "{name}");
         let order = [svg.rfind("<path "), svg.find("<rect class=\"g\""), svg.rfind("<rect class=\"g\""), svg.find("<text class=\"k\"")];
         assert!(order.is_sorted() && order[0].is_some(), "{name}: {order:?}");
     }
 }
 
-/// Returns the file of a machine of `gpus` GPUs behind one switch, four for each host memory.
+/// Returns the topology file of a machine of `gpus` GPUs behind one switch. Each host memory belongs to four GPUs.
 fn behind_one_switch(gpus: usize) -> String {
     let list = |of: &dyn Fn(usize) -> String, count: usize| (0..count).map(of).collect::<Vec<_>>().join(", ");
     let (gpu, host) =
@@ -323,7 +324,7 @@ fn trace_simulates_a_run_and_writes_it_for_people_and_for_viewers() {
     for part in ["Modelled by the simulator", "gpu0&gt;gpu1 via gpu2", "lane 0: gpu0&gt;gpu1", "time in us", "47.9 GB/s"] {
         assert!(svg.contains(part), "{part}");
     }
-    // The picture marks the end that the text gives, and compares with the simulation of one path.
+    // The picture marks the end time that the text output states, and compares it with a simulation of one path.
     let last = |text: &str| {
         let (_, rest) = text.split_once("last byte after ").expect("the time of the last byte");
         rest.split_once(" (").expect("a rate").0.to_owned()
@@ -339,7 +340,7 @@ fn trace_simulates_a_run_and_writes_it_for_people_and_for_viewers() {
     let plan = json(&["plan", "--topology", "beluga", "gpu0:gpu1:64M", "--json"]);
     let operations = plan["operations"].as_u64().expect("a number") as usize;
     assert_eq!(of("X").iter().filter(|slice| slice["args"]["operation"].is_u64()).count(), operations);
-    // Every arrow starts inside a slice and ends at the beginning of one, on the threads that it names.
+    // Every arrow starts inside a slice and ends at the beginning of another slice, on the threads that the arrow names.
     for (flow, at_begin) in of("s").into_iter().map(|flow| (flow, false)).chain(of("f").into_iter().map(|flow| (flow, true))) {
         let at = flow["ts"].as_f64().expect("a time");
         let binds = |slice: &&&Value| {
@@ -408,7 +409,7 @@ fn predictions_are_checked_with_and_without_host_memory() {
 #[test]
 fn a_probe_of_virtual_devices_is_written_where_it_is_asked_for_and_nowhere_else() {
     let folder = Folder::new("probe");
-    // The smallest possible number of copies, made by a CPU.
+    // The test makes as few copies as possible, because a CPU makes them.
     let machine = folder.file("one.toml");
     let nodes = "node = [{ name = \"gpu0\", kind = \"gpu\" }, { name = \"host0\", kind = \"host\" }]";
     let link = "[[link]]\nbetween = [[\"gpu0\", \"host0\"]]\nkind = \"pcie\"\nbandwidth = 25e9\n";
@@ -521,7 +522,8 @@ fn help_texts_teach_by_examples_that_work() {
         assert!(examples.len() > 2, "{help}");
         let folder = Folder::new(&format!("help-{command}"));
         for example in examples {
-            // An explanation follows two blanks; shell syntax follows ';', '|' or '>'. Other tests make real runs on this machine.
+            // An explanation follows two blanks, and shell syntax follows ';', '|' or '>'. Only the part before is run. Commands that use
+            // the real machine are run by other tests.
             let line = example.split("  ").next().unwrap_or_default().split([';', '|', '>']).next().unwrap_or_default();
             let words: Vec<String> = line
                 .split_whitespace()
@@ -563,7 +565,7 @@ fn a_timeline_is_drawn_without_arrows_where_that_is_asked_for() {
     assert!(error(&["trace", "--topology", "beluga", "gpu0:gpu1:64M", "--no-arrows"]).contains("--svg"));
 }
 
-/// Returns the paths of a plan, such as `gpu0>gpu5 via gpu1, gpu4`.
+/// Returns the names of a plan's paths, such as `gpu0>gpu5 via gpu1, gpu4`.
 fn paths(plan: &Value) -> std::collections::BTreeSet<String> {
     let device =
         |number: &Value| number.as_i64().map_or(String::new(), |n| if n < 0 { format!("host{}", -1 - n) } else { format!("gpu{n}") });
@@ -623,7 +625,7 @@ fn bench_copies_in_every_way_also_between_processes_and_says_that_threads_are_no
 #[test]
 fn run_starts_the_program_with_the_interposer_in_its_environment_and_ends_as_it_ends() {
     let folder = Folder::new("run");
-    // The loader ignores an invalid library and prints a line.
+    // The dynamic loader ignores an invalid library and prints a message.
     let library = folder.file("libmpgpu_preload.so");
     std::fs::write(&library, "").expect("written");
     let run = |environment: &[(&str, &str)], arguments: &[&str], script: &str| {
@@ -644,7 +646,7 @@ fn run_starts_the_program_with_the_interposer_in_its_environment_and_ends_as_it_
     let audited = format!("{}\n", Path::new(&auditor).canonicalize().expect("it is there").display());
     assert_eq!(code(run(&[], &["--audit"], "echo $LD_AUDIT")), (Some(0), audited));
     assert_eq!(code(run(&[("MPGPU_PRELOAD_REPORT", "there")], &[], show)), (Some(7), format!("{library} there\n")));
-    // Ends by the signal that ended the program, also if the signal was sent to the command.
+    // `mpgpu run` ends by the same signal as the program, also if the signal was sent to `mpgpu run` itself.
     assert_eq!(run(&[], &[], "kill -KILL $$").0.signal(), Some(9));
     assert_eq!(run(&[], &[], "kill -TERM $PPID; sleep 60").0.signal(), Some(15));
     assert_eq!(
@@ -671,7 +673,7 @@ fn run_needs_no_dashes_before_the_program_and_exits_as_a_shell_does_if_it_cannot
     }
 }
 
-/// Compiles a program and a library to preload with the C compiler.
+/// Compiles a program, or a library to preload, with the C compiler. Returns the path, or `None` if there is no compiler.
 fn compile(folder: &Folder, name: &str, flags: &[&str], source: &str) -> Option<String> {
     let [from, to] = [format!("{name}.c"), name.to_owned()].map(|name| folder.file(&name));
     std::fs::write(&from, source).expect("written");
@@ -695,7 +697,7 @@ fn run_lets_a_sanitized_program_find_its_faults_behind_the_interposer() {
     };
     let (code, said) = run(&[], &[&program]);
     assert_eq!(code, Some(3), "{said}");
-    // Also below a launcher that is not sanitized, and with options that the user has set.
+    // This also works if a program without sanitizer starts the sanitized program, and with options that the user has set.
     let (code, said) = run(&[("ASAN_OPTIONS", "exitcode=9")], &["sh", "-c", "\"$0\" fault", &program]);
     assert!(code == Some(9) && said.contains("heap-buffer-overflow"), "{code:?}: {said}");
 }
@@ -718,7 +720,7 @@ fn run_tells_what_processes_have_counted_that_were_killed() {
     let folder = Folder::new("sums");
     let library = folder.file("libmpgpu_preload.so");
     std::fs::write(&library, "").expect("written");
-    // Data that the interposer writes: one outcome (accelerated), its copies and bytes, and its name.
+    // Data as the interposer writes it: one outcome ("accelerated") with its numbers of copies and bytes, and its name.
     let words = [1u64, 1, 2, 2_000_000, 0, 0, 5, 1 << 20];
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).chain(*b"GPU to GPU").collect();
     let counted = folder.file("counted");
@@ -732,7 +734,7 @@ fn run_tells_what_processes_have_counted_that_were_killed() {
         "mpgpu: time saved: 0.002000 s in 2 processes (measured or modelled)",
     ];
     assert_eq!((run.status.signal(), &told[..]), (Some(9), &expected[..]));
-    // The summary file cannot be truncated while programs write to it.
+    // Programs cannot truncate the shared memory with the counters while other programs write to it.
     let run = mpgpu_with(&[], &["run", "--library", &library, "--", "sh", "-c", "truncate -s 0 $MPGPU_PRELOAD_SUMS || echo refused"]);
     assert_eq!(String::from_utf8_lossy(&run.stdout), "refused\n");
 }
@@ -770,7 +772,7 @@ fn pages_are_written_for_every_subcommand_that_is_shown() {
         }
         shown += 1;
     }
-    // Each page describes the command that its name refers to: no other program is called mpgpu-bench.
+    // Each page describes the command in its name, such as mpgpu-bench. No other program has such a name.
     let bench = read(folder.file("share/man/man1/mpgpu-bench.1"));
     assert!(bench.contains("mpgpu bench") && bench.contains("\\-\\-case"), "{bench}");
     assert!(shown >= 8 && !help.contains("pages") && read(folder.file("share/man/man1/mpgpu.1")).contains("mpgpu\\-plan(1)"));
@@ -821,7 +823,7 @@ fn sim_takes_the_topology_that_the_environment_names() {
     assert!(output(&["sim", "gpu0:gpu1:64M"]).starts_with("sim for hgx-h200: "));
 }
 
-/// Every row must name a command: commands of this program are run if they need no GPU, and scripts and examples must exist.
+/// Every row of the page must name a command. Commands of this program are run if they need no GPU. Scripts and examples must exist.
 #[test]
 fn the_commands_of_the_papers_page_run_as_printed() {
     const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -845,7 +847,7 @@ fn the_commands_of_the_papers_page_run_as_printed() {
             there += 1;
             continue;
         }
-        // The measured values are meaningless here.
+        // Small transfers are sufficient, because the test does not check the measured values.
         let few: &[&str] = if words[1] == "bench" { &["--bytes", "100000"] } else { &[] };
         let mut command = Command::new(env!("CARGO_BIN_EXE_mpgpu"));
         let ended = command.args(&words[1..]).args(few).current_dir(&folder.0).env("MPGPU_BACKEND", "host").output();

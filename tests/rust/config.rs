@@ -1,4 +1,4 @@
-//! Tests that the environment yields a configuration, or an error that names the wrong value and the remedy.
+//! Tests that environment variables give the right configuration, or an error with the wrong value and the remedy.
 
 use crate::skip::skip;
 use log::LevelFilter;
@@ -138,7 +138,7 @@ fn an_unknown_name_is_noted_with_the_nearest_known_one_and_refuses_nothing() {
     assert!(said("MPGPU_STAGE_BYTES").ends_with("did you mean MPGPU_STAGING_BYTES?"));
     assert!(said("MPGPU_log").ends_with("did you mean MPGPU_LOG?"));
     assert!(said("MPGPU_PRELOAD_REPROT").ends_with("did you mean MPGPU_PRELOAD_REPORT?"));
-    // Variables that a site's environment modules set.
+    // Such variables are set by environment modules of computing centres.
     for name in ["MPGPU_HOME", "MPGPU_VERSION", "MPGPU_PREFIX", "MPGPU_COFFEE_MACHINE"] {
         assert!(said(name).starts_with(&format!("{name} is not a variable that mpgpu reads")));
     }
@@ -175,7 +175,7 @@ fn options_of_the_call_win_over_the_environment_and_the_environment_over_the_def
     assert_eq!(PlanOptions::default().resolve(&Config::default()).expect("accepted"), Options { threads, ..Options::default() });
 }
 
-/// Copies pageable memory to a GPU and back, and returns the permitted number of threads.
+/// Copies pageable memory to a GPU and back. Returns the number of threads that may copy.
 fn threads_that_copy() -> u32 {
     let config = Config { backend: BackendChoice::Host, ..Config::default() };
     let threads = config.host_threads;
@@ -263,7 +263,7 @@ fn the_page_lists_exactly_the_variables_that_are_read() {
 #[test]
 fn every_variable_of_the_table_is_read() {
     for name in VARIABLES {
-        // No variable except names of files accepts this value, so acceptance would mean that the variable is not read.
+        // All variables except names of files refuse this value. If it were accepted, the variable would not be read.
         let result = Config::from_pairs([(name, "\u{1}")]);
         match name {
             "MPGPU_TOPOLOGY" => assert_eq!(result.expect("any name is taken").topology.as_deref(), Some("\u{1}")),

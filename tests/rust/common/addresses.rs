@@ -1,12 +1,12 @@
-//! Implements a backend without memory, for tests of the engine's bookkeeping.
+//! Implements a test backend that allocates addresses but no memory, for tests of the bookkeeping of contexts.
 
 use mpgpu_backend::*;
 use mpgpu_core::topology::DeviceId;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-/// Backend that returns addresses which must not be dereferenced. Each follows the last one in use, so that an address freed there is
-/// returned again at once. It refuses executions whose completion is requested, and ignores the others.
+/// Backend whose allocations are addresses without memory, which must not be dereferenced. A new allocation follows the last live one, so
+/// that a freed address is soon reused. Executions are refused if a completion is requested, and ignored otherwise.
 #[derive(Default)]
 pub struct Addresses(Mutex<Live>);
 
@@ -18,12 +18,12 @@ struct Live {
 }
 
 impl Addresses {
-    /// Returns the live allocations by address.
+    /// Returns the live allocations, by address.
     pub fn live(&self) -> Vec<Allocation> {
         self.0.lock().expect("no panic").allocations.values().copied().collect()
     }
 
-    /// Returns the number of look-ups of an address's allocation.
+    /// Returns the number of look-ups of allocations that were made so far.
     pub fn located(&self) -> usize {
         self.0.lock().expect("no panic").located
     }

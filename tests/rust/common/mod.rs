@@ -1,4 +1,4 @@
-//! Generates random machines, batches and options from one seed, for property tests.
+//! Generates random machines, batches of transfers and planner options from one seed, for property tests.
 #![allow(dead_code, unused_imports)]
 
 use mpgpu_core::plan::{Engine, Options, Passing, Relays, Shape, Tuned};
@@ -17,7 +17,7 @@ impl Random {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
-    /// Returns a number in [0, n), or 0 for n = 0.
+    /// Returns a random number from 0 to `n` - 1, or 0 if `n` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
         if n == 0 { 0 } else { self.next() % n }
     }
@@ -26,12 +26,13 @@ impl Random {
     }
 }
 
-/// Returns an integer from the environment. Names do not have the library's prefix, because the library refuses unknown variables with it.
+/// Returns the integer value of an environment variable, or `usual` if it is not set. Such names do not start with `MPGPU_`, because the
+/// library reports unknown variables with this prefix.
 pub fn setting(name: &str, usual: u64) -> u64 {
     std::env::var(name).map_or(usual, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: must be a whole number")))
 }
 
-/// Returns true if long campaigns are requested.
+/// True if the environment requests long test runs (`LONG_TESTS=1`).
 pub fn is_long() -> bool {
     std::env::var("LONG_TESTS").is_ok_and(|value| value == "1")
 }
@@ -42,14 +43,14 @@ pub fn resident_bytes() -> u64 {
     status.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
 
-/// Returns the configuration of a property test of `usual` cases, or 100 times as many with `LONG_TESTS=1`. A failing case is printed with
-/// its seed, which reproduces it. Nothing is written into the source tree.
+/// Returns the configuration of a property test with `usual` cases, or 100 times as many with `LONG_TESTS=1`. A failing case is printed
+/// with its seed, by which it can be repeated. Nothing is written into the source tree.
 pub fn config(usual: u32) -> ProptestConfig {
     ProptestConfig { cases: if is_long() { usual * 100 } else { usual }, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// Returns 2 to `most` devices. Some pairs have no link, some links have one direction or asymmetric capacities; sometimes there are a
-/// switch and shared resources; fixed costs range from zero to large.
+/// Returns a random topology of 2 to `most` devices. Some pairs of devices have no link, and some links have only one direction or
+/// asymmetric capacities. Sometimes there are a switch and shared resources. Fixed costs range from zero to large.
 pub fn topology(random: &mut Random, most: u64) -> Topology {
     let hosts = 1 + random.below(2) as u32;
     let gpus = 1 + random.below(most - u64::from(hosts)) as u32;
@@ -103,7 +104,7 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
             })
         })
         .collect();
-    // Without fixed costs even a few kilobytes use several paths; with high costs nothing does.
+    // Without fixed costs even a transfer of a few kilobytes uses several paths. With high costs no transfer does.
     let scale = [0.0, 1e-9, 1e-7, 1e-6][random.below(4) as usize];
     let costs = Costs {
         copy: 6.0 * scale,
@@ -114,7 +115,7 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
         fork_join_gpus: 5.0 * scale,
         fork_join_issue: 4.0 * scale,
         hand_over: 5.0 * scale,
-        // Worthwhile for one copy or two, not for many.
+        // The value makes it worthwhile to pull data for one or two copies, but not for many.
         pull: 1.5 * scale,
         graph_launch: 2.0 * scale,
         graph_node: scale,
@@ -124,7 +125,7 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
         kernel_segment: scale / 10.0,
         kernel_efficiency: 0.9,
         graph_instantiate: scale,
-        // With a driver that is slow for pageable memory, threads are worthwhile.
+        // With a driver that is slow for pageable memory, copies by threads are worthwhile.
         pageable_to_gpu: [0.001, 0.2][random.below(2) as usize],
         pageable_from_gpu: [0.001, 0.3][random.below(2) as usize],
         thread_copy: 0.14,
@@ -132,7 +133,7 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
     Topology { name: "random".into(), description: String::new(), nodes, links, shared, costs }
 }
 
-/// Returns a size up to `most`, often a special case: 0, 1, odd, or near a power of two.
+/// Returns a random size from 0 to `most` bytes. It is often a special case: 0, 1, odd, or near a power of two.
 pub fn size(random: &mut Random, most: u64) -> u64 {
     match random.below(8) {
         0 => 0,
@@ -143,7 +144,7 @@ pub fn size(random: &mut Random, most: u64) -> u64 {
     }
 }
 
-/// Returns random options.
+/// Returns random planner options.
 pub fn options(random: &mut Random) -> Options {
     Options {
         engine: [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel][random.below(5) as usize],
@@ -165,7 +166,7 @@ pub fn options(random: &mut Random) -> Options {
     }
 }
 
-/// Returns a machine with a batch for it.
+/// Returns a random machine, and a random batch of transfers with options for it.
 pub fn machine_and_batch(random: &mut Random, most: u64) -> (Machine, Vec<Shape>, Options) {
     let machine = Machine::new(topology(random, 16)).expect("a random topology is well formed");
     let devices: Vec<DeviceId> = (0..machine.gpu_count()).map(DeviceId::gpu).chain((0..machine.host_count()).map(DeviceId::host)).collect();
@@ -187,7 +188,7 @@ pub fn machine_and_batch(random: &mut Random, most: u64) -> (Machine, Vec<Shape>
     (machine, batch, options)
 }
 
-/// Returns the presets whose figures were measured on the machine itself.
+/// Returns the presets whose rates were measured on the machine itself.
 pub(crate) fn presets_with_figures() -> impl Iterator<Item = &'static str> {
     mpgpu_core::topology::preset_names().filter(|name| !mpgpu_core::topology::MODELLED_PRESETS.contains(name))
 }
