@@ -82,7 +82,8 @@ pub struct PageRange {
 }
 
 impl HostPages {
-    /// Allocates at least `bytes` bytes, placed in the same way as by [`PageRange::settle`]. Blocks until all pages are resident.
+    /// Allocates at least `bytes` bytes of host memory and makes all pages resident. [`PageRange::settle`] describes the placement on NUMA
+    /// nodes and the meaning of `domain`. Blocks until all pages are resident.
     pub fn new(bytes: usize, domain: Option<usize>) -> io::Result<HostPages> {
         let page = page_bytes();
         let length = bytes.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -396,7 +397,7 @@ fn huge_page_bytes() -> Option<usize> {
     text.trim().parse().ok().filter(|bytes: &usize| bytes.is_power_of_two())
 }
 
-/// Returns the value of an entry of /proc/meminfo in bytes.
+/// Returns the value of an entry of /proc/meminfo in bytes. Returns `None` if the entry is missing or malformed.
 fn entry_bytes(meminfo: &str, entry: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(entry))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -521,7 +522,8 @@ fn group(allowed: &[usize], nodes: &[(u32, Vec<usize>)]) -> Vec<(u32, Vec<usize>
     if groups.is_empty() && !allowed.is_empty() { vec![(0, allowed.to_vec())] } else { groups }
 }
 
-/// Returns CPUs for at most `count` threads. Successive CPUs are on different NUMA nodes, so that neighbouring pieces of a buffer are too.
+/// Returns CPUs for at most `count` threads. Successive CPUs are on different NUMA nodes, so that neighbouring pieces of a buffer are
+/// placed on different nodes.
 fn spread(groups: &[Vec<usize>], count: usize) -> Vec<usize> {
     let count = count.min(groups.iter().map(Vec::len).sum());
     let nodes = groups.len();

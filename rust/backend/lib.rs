@@ -205,7 +205,7 @@ pub struct ActionGrid {
     pub words: u64,
     /// Address of a word that stops the kernel; the word is a counter as described at [`Backend::kernel_wait_signals`]. Once the word is
     /// not 0, all waits of this launch end without success. This launch and later launches with the same `words` then write no data and set
-    /// no flags. A launch that has waited for about 0.1 ms sets the next word to 1.
+    /// no flags. A launch that has waited for about 0.1 ms sets the following word in memory to 1.
     pub stop: u64,
     /// Address of a word of GPU memory that is 0 or 1. It selects the half of the actions that the launch executes, and the launch then
     /// toggles it. If the address is 0, each launch executes all actions.
@@ -510,8 +510,8 @@ pub trait Backend: Send + Sync {
     /// the graph and its executables. Launches of one captured graph must therefore be ordered, even launches of different executable
     /// graphs; one executable graph orders its own launches. `after` is ignored if the program has staging rings.
     fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError>;
-    /// Returns the completion of all work enqueued in `stream` so far and of the executions `after`. It enqueues an execution that copies
-    /// nothing.
+    /// Returns the completion of all work enqueued in `stream` so far and of the executions `after`. To do so, it enqueues an execution
+    /// that copies nothing. Returns `None` if `report` is [`Report::Nothing`].
     fn mark_end(&self, stream: StreamHandle, after: &[Completion], report: Report) -> Result<Option<Completion>, BackendError> {
         let (program, endpoints, rings) = (Arc::new(Program::default()), Arc::from([]), Arc::from([]));
         self.submit(&Execution { after, report, ..Execution::new(&program, &endpoints, &rings, stream) })
@@ -553,7 +553,8 @@ pub trait Backend: Send + Sync {
     }
 
     /// Returns the allocation that contains `bytes` bytes at `address`, like [`Backend::locate`], but limited to the part of it that other
-    /// processes can map. Returns [`BackendError::NotSupported`] with the remedy if the bytes are not inside that part.
+    /// processes can map. Returns `None` if this backend does not know the address. Returns [`BackendError::NotSupported`] with the remedy
+    /// if the bytes are not inside that part.
     fn exportable(&self, address: u64, bytes: u64) -> Result<Option<Allocation>, BackendError> {
         let _ = bytes;
         self.locate(address)
@@ -692,7 +693,7 @@ pub trait Backend: Send + Sync {
     /// Reports that a party (importing process or context) that sets counters in this allocation has exited or left. Current and later
     /// waits for its counters ([`Signallers::concerns`]) then end, with a failure, if the counter has not reached its value. Other waits
     /// are not affected. No stream therefore waits forever, and a thread that waits for the stream receives [`BackendError::PeerGone`]
-    /// once.
+    /// once. If `party` is `None`, only counters without a recorded signaller are affected.
     fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer) {
         let _ = (allocation, party, peer);
     }

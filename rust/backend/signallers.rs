@@ -44,14 +44,15 @@ impl Signallers {
         Some(self.named[place].1)
     }
 
-    /// Returns true if the loss of `party` affects the counter at address `counter`.
+    /// Returns true if the loss of `party` affects the counter at address `counter`. A `party` of `None` affects only counters without a
+    /// recorded signaller.
     pub fn concerns(&self, party: Option<u32>, counter: u64) -> bool {
         let of = self.of(counter);
         of.is_none() || of == party
     }
 
-    /// Records that a party (importing process or context) has exited or left. After a loss that affects all values, further losses of the
-    /// same party are ignored.
+    /// Records that a party (importing process or context; `None` if it has no number) has exited or left. After a loss that affects all
+    /// values, further losses of the same party are ignored.
     pub fn lose(&mut self, party: Option<u32>, peer: LostPeer) {
         let is_known = |(known, by): &(Option<u32>, LostPeer)| *known == party && (by.raises.is_none() || by.raises == peer.raises);
         if !self.lost.iter().any(is_known) {
@@ -130,7 +131,8 @@ pub struct LostPeer {
 }
 
 impl LostPeer {
-    /// Creates the record of a process that has exited or has left a node plan (plan that several ranks execute together).
+    /// Creates the record of a process that has left the node plan `left` (plan that several ranks execute together), or that has exited if
+    /// `left` is `None`.
     pub const fn of(process: i32, left: Option<LeftPlan>) -> LostPeer {
         LostPeer { process, left, raises: None }
     }

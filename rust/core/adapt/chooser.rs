@@ -76,8 +76,8 @@ pub struct Chooser {
     times: [Times; MAX_VARIANTS],
     /// Number of the execution at which each inactive variant is next executed as a trial.
     due: [u64; MAX_VARIANTS],
-    /// Latest trial execution of each variant, if its time is not known yet: the number of the execution, and the cost in nanoseconds
-    /// reserved in the budget.
+    /// Latest trial execution of each variant: the number of the execution, and the cost in nanoseconds reserved in the budget. `None` if
+    /// the chooser waits for no measured time of the variant.
     pending: [Option<(u64, f64)>; MAX_VARIANTS],
     /// Number of first executions of the plan in which trial executions of unmeasured variants do not count against the budget.
     free: u64,

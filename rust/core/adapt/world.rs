@@ -134,11 +134,12 @@ impl Game {
     }
 }
 
-/// Rates under one joint choice: `each` holds the executions per second of each player, and `all` the bytes per second of all players
-/// together.
+/// Rates at which the players (ranks or streams) progress under one joint choice (a variant for each player).
 #[derive(Clone, Debug)]
 struct Rates {
+    /// Executions per second of each player (rank or stream).
     each: Vec<f64>,
+    /// Bytes per second that all players (ranks or streams) move together.
     all: f64,
 }
 
@@ -346,7 +347,8 @@ struct Seat {
     /// nanoseconds.
     reports: VecDeque<(u64, usize, u64)>,
     executions: u64,
-    /// Execution in progress: its variant, its start time in seconds, and true if the chooser measures it.
+    /// Execution in progress: its variant, its start time in seconds, and true if the chooser measures it. `None` before the first
+    /// execution.
     current: Option<(usize, f64, bool)>,
     /// Fraction of the current execution that remains to be done, including noise.
     left: f64,

@@ -63,7 +63,7 @@ fn bytes_of(batch: &[Shape]) -> u64 {
     batch.iter().filter(|shape| is_pageable(shape)).fold(0, |sum: u64, shape| sum.saturating_add(shape.bytes))
 }
 
-/// Returns the number of threads that the batch keeps busy, at least 1.
+/// Returns the number of CPU threads that copy pageable memory for the batch, at least 1.
 fn threads(batch: &[Shape], options: &Options) -> u32 {
     options.threads.min(u32::try_from(bytes_of(batch).div_ceil(LEAST_CHUNK)).unwrap_or(u32::MAX)).max(1)
 }
@@ -113,14 +113,15 @@ struct Through<'a> {
     staging_bytes: u64,
 }
 
-/// Element of the new program: an operation of the old program, or a chunk that passes through staging slots.
+/// Element of the program with copies by CPU threads: an operation of the old program (for pinned memory), or a chunk that passes through
+/// staging slots.
 struct Unit {
     lane: LaneId,
     mechanism: Mechanism,
     copies: SmallVec<[Copy; 1]>,
-    /// Operations of the old program that must end before this element starts.
+    /// Operations of the old program (for pinned memory) that must end before this element starts.
     after: SmallVec<[OpId; 2]>,
-    /// Operations of the old program that are complete when this element ends.
+    /// Operations of the old program (for pinned memory) that are complete when this element ends.
     ends: SmallVec<[OpId; 1]>,
     passes: bool,
     /// Fraction of the data in the same internal stream that comes before this element.
@@ -156,7 +157,8 @@ impl Through<'_> {
         self.is_pageable(copy.from) || self.is_pageable(copy.to)
     }
 
-    /// Returns the new program, and the total size of its rings of pinned memory in bytes. Returns `None` if the rings do not fit.
+    /// Returns the program with copies by CPU threads, and the total size of its rings of pinned memory in bytes. Returns `None` if the
+    /// rings do not fit.
     fn insert(&self) -> Option<(Program, u64)> {
         let mut program = Program {
             sources: self.program.sources.clone(),
@@ -216,7 +218,7 @@ impl Through<'_> {
     }
 
     /// Adds a ring to the program for each internal stream that moves pageable data. The rings share the staging memory that the program
-    /// does not use.
+    /// does not use. Returns `None` if it is too small.
     fn rings(&self, program: &mut Program) -> Option<BTreeMap<LaneId, LaneRing>> {
         // For each lane: its host memory, its largest copy, its number of chunks, and its largest copy that must not be cut.
         let mut lanes: BTreeMap<LaneId, (DeviceId, u64, u64, u64)> = BTreeMap::new();
@@ -252,7 +254,8 @@ impl Through<'_> {
         Some(rings)
     }
 
-    /// Returns the elements (operations or chunks) of the new program. Elements of the same internal stream are in order.
+    /// Returns the elements (operations or chunks) of the program with copies by CPU threads. Elements of the same internal stream are in
+    /// order.
     fn units(&self, rings: &BTreeMap<LaneId, LaneRing>) -> Vec<Unit> {
         let mut units: Vec<Unit> = Vec::new();
         for lane in (0..self.program.lanes.len() as u32).map(LaneId) {

@@ -14,7 +14,8 @@ use super::network::{Commodity, Network, Tree};
 
 /// Largest number of destinations for which the cheapest tree is computed exactly.
 const MOST_MEMBERS: usize = 8;
-/// Largest number of computation steps for the exact trees of all commodities under one set of prices.
+/// Largest number of computation steps for the exact trees of all commodities under one set of prices. If more steps would be needed,
+/// approximate trees are used.
 const MOST_STEPS: usize = 1 << 21;
 
 /// Cheapest paths between every two devices under one set of prices of resources, with their costs per byte.

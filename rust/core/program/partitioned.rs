@@ -184,7 +184,7 @@ pub fn add_partition_flags(
         return Ok(flags);
     }
     for part in &mut parts.parts {
-        // Internal streams and the flags for which they already wait.
+        // Pairs of an internal stream and a flag for which the stream already waits.
         let mut awaited = BTreeSet::new();
         for step in &mut part.steps {
             for (transfer, offset, bytes) in step.copies.iter().filter_map(source) {

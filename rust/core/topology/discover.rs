@@ -2,8 +2,8 @@
 //!
 //! The module does not call the driver: a backend queries the driver, and this module converts the answers to links and capacities.
 //! Properties that cannot be queried, such as how GPUs share the path to host memory, are assumed. The topology's description lists both
-//! reported and assumed properties. Capacities are nominal values multiplied by the fractions measured on similar machines; the sources are
-//! those of the presets.
+//! reported and assumed properties. Capacities are nominal values multiplied by the fractions that were measured on similar machines. The
+//! preset files name the sources of these fractions.
 
 use super::{Costs, Link, LinkId, LinkKind, Node, NodeId, NodeKind, SharedResource, Topology};
 
@@ -139,7 +139,7 @@ pub fn topology(seen: &Seen) -> Topology {
     // Copies between GPUs over PCIe pass through the root complex only if the driver reports peer access and there are no NVLinks.
     let over_pcie = !wired && !seen.peers.is_empty() && groups.is_empty();
     for (number, group) in groups.iter().enumerate() {
-        // The switch is assumed to be wide enough for all of its GPUs, because its bandwidth is not visible.
+        // The switch is assumed to have enough bandwidth for all of its GPUs, because the driver does not report its bandwidth.
         let sum = wires.links.iter().filter(|link| group.contains(&link.from.0)).map(|link| link.bandwidth).sum();
         wires.pair(NodeId(root.0 + 1 + number as u32), root, LinkKind::Pcie, sum, sum);
         nodes.push(Node { name: format!("pcie{number}"), kind: NodeKind::Switch { peer: true } });

@@ -306,12 +306,12 @@ fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }
 
-/// True if `link` and `back` have opposite directions and can be described by one `between` entry.
+/// True if `link` and `back` have opposite directions and one `between` entry of a topology file can describe both.
 fn is_opposite(link: &Link, back: &Link) -> bool {
     (link.from, link.to, link.kind) == (back.to, back.from, back.kind) && link.latency == back.latency
 }
 
-/// True if one entry can describe `link` and `other`. Their ends may differ.
+/// True if one entry of a topology file can describe both `link` and `other`. The nodes that they connect may differ.
 fn is_like(link: &Link, other: &Link) -> bool {
     (link.kind, link.bandwidth, link.latency) == (other.kind, other.bandwidth, other.latency)
 }

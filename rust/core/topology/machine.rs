@@ -162,7 +162,7 @@ impl Machine {
         self.index(device).is_some()
     }
 
-    /// Returns the name of this device's node in the topology.
+    /// Returns the name of this device's node in the topology. Returns `None` if the machine does not have this device.
     pub fn device_name(&self, device: DeviceId) -> Option<&str> {
         self.index(device).map(|index| self.topology.node_name(self.devices[index]))
     }

@@ -148,7 +148,7 @@ pub struct Link {
     pub to: NodeId,
     /// Technology of the link.
     pub kind: LinkKind,
-    /// Bandwidth in bytes/s that copies reach in this direction.
+    /// Bandwidth in bytes/s that copies reach over this directed link.
     pub bandwidth: f64,
     /// Time in seconds that the link adds to a copy of any size.
     pub latency: f64,
@@ -199,7 +199,7 @@ pub enum MemoryKind {
     Pageable,
 }
 
-/// Preset that is used if no topology is named and none is discovered.
+/// Name of the preset that is used if the user names no topology and none is discovered.
 pub const DEFAULT_PRESET: &str = "hgx-h200";
 
 /// Loads the topology with this name: a preset, or else the file at this path.

@@ -26,8 +26,8 @@ pub fn preset_names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|&(name, _)| name)
 }
 
-/// Returns the topology file of the preset with the name `name`. Its comments give the source of every figure. Users can start from this
-/// text when they write a file for another machine.
+/// Returns the topology file of the preset with the name `name`, or `None` if there is no such preset. Its comments give the source of
+/// every figure. Users can start from this text when they write a file for another machine.
 pub fn preset_text(name: &str) -> Option<&'static str> {
     PRESETS.iter().find(|&&(known, _)| known == name).map(|&(_, text)| text)
 }

@@ -23,8 +23,8 @@ struct Graph<'a> {
     into: Vec<Vec<(usize, f64)>>,
 }
 
-/// Returns the routes between all ordered pairs of `devices`, ordered by the first device. `resources` holds the resources of the links,
-/// followed by the shared resources.
+/// Returns the routes between all ordered pairs of `devices`, ordered by the first device. An entry is `None` if there is no route.
+/// `resources` holds the resources of the links, followed by the shared resources.
 pub(super) fn between_all(topology: &Topology, resources: &[Resource], devices: &[NodeId]) -> Vec<Option<Route>> {
     let drawn = drawn_resources(topology);
     let graph = Graph::new(topology, resources, &drawn);
@@ -118,7 +118,7 @@ impl<'a> Graph<'a> {
     }
 
     /// Returns the links of the shortest route that has at least the bandwidth `width`. Among equally short routes, the first in node order
-    /// is used.
+    /// is used. Returns `None` if no route has this bandwidth.
     fn shortest(&self, from: usize, to: usize, width: f64, peer_only: bool) -> Option<SmallVec<[LinkId; 4]>> {
         const FAR: usize = usize::MAX;
         let mut distance = vec![FAR; self.nodes.len()];

@@ -65,7 +65,7 @@ pub(super) struct Sample {
     pub seconds: f64,
 }
 
-/// Samples of each set of hops. The hop indices of a set are sorted.
+/// Samples (measured times of concurrent copies) of each set of hops. The hop indices of a set are sorted.
 pub(super) type Samples = BTreeMap<Vec<usize>, Vec<Sample>>;
 
 impl Sample {

@@ -258,9 +258,9 @@ pub struct Group {
 /// Slowdown of two hops (pairs of source and destination device) when both are used at the same time.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Pair {
-    /// Source and destination of the first hop.
+    /// Source and destination device of the first hop of the pair.
     pub first: (DeviceId, DeviceId),
-    /// Source and destination of the second hop.
+    /// Source and destination device of the second hop of the pair.
     pub second: (DeviceId, DeviceId),
     /// Time of two copies that run at the same time, one on each hop, divided by the time of one of them alone. The sizes are chosen such
     /// that both copies alone take equally long. The value 1 means that the hops are independent, and 2 means that they transfer data only

@@ -1,7 +1,7 @@
 //! Measures pipelines as plans use them: together with a direct copy, and several at the same time.
 //!
 //! An isolated pipeline needs less time between chunks than a pipeline that runs with a direct copy. Two opposite pipelines may move less
-//! data at the same time than two plain copies. Many pipelines at the same time may move more, because their rings stay in the processor's
+//! data at the same time than two direct copies. Many pipelines at the same time may move more, because their rings stay in the processor's
 //! caches.
 
 use super::fit::{Sample, Shared};
@@ -59,7 +59,8 @@ impl PipelinePath {
     }
 }
 
-/// Returns the host memory to and from which copies of this GPU are fastest; the first if there are several.
+/// Returns the host memory to and from which copies of this GPU are fastest, and the first of several. Returns `None` if copies in both
+/// directions are not possible.
 fn nearest(machine: &Machine, gpu: DeviceId) -> Option<DeviceId> {
     let rate = |host: DeviceId| Some(machine.route(gpu, host)?.bandwidth + machine.route(host, gpu)?.bandwidth);
     let hosts = machine.devices().filter(|device| device.is_host()).filter_map(|host| Some((host, rate(host)?)));

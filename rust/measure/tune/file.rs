@@ -103,7 +103,7 @@ struct PreferenceEntry {
     engine: EngineName,
 }
 
-/// Name of an engine for which plans are tuned.
+/// Name of an engine (execution method) for which plans are tuned.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum EngineName {
@@ -301,7 +301,7 @@ fn engine(lines: &Lines<'_>, entry: EngineEntry) -> Result<EngineTuning, TuningE
     Ok(EngineTuning { min_bytes: entry.min_bytes, sizes: sizes.collect::<Result<_, _>>()? })
 }
 
-/// Converts the factor of a share to thousandths. Returns an error if the factor is out of range.
+/// Converts the factor of a share, if given, to thousandths. Returns an error if the factor is out of range.
 fn weight(lines: &Lines<'_>, key: &str, factor: Option<Spanned<f64>>) -> Result<Option<u16>, TuningError> {
     let Some(factor) = factor else { return Ok(None) };
     let thousandths = (factor.as_ref() * 1000.0).round();

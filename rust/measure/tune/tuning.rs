@@ -10,15 +10,16 @@ use serde::{Deserialize, Serialize};
 /// Options of a plan that a tuner may change. A field that is `None` leaves the value to the model.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Setting {
-    /// Largest number of paths of one transfer. If it is set, the model is not asked whether two or more paths are faster than one.
+    /// Largest number of paths of one transfer; `None` leaves the option unchanged. If it is 2 or more, several paths are used even if the
+    /// model predicts that one path is faster.
     pub max_paths: Option<u32>,
-    /// True if a copy between GPUs may pass through host memory.
+    /// True if a copy between GPUs may pass through host memory; `None` leaves the option unchanged.
     pub host_path: Option<bool>,
-    /// Size in bytes of one chunk on staged paths.
+    /// Size in bytes of one chunk on staged paths; `None` leaves the option unchanged.
     pub chunk_bytes: Option<u64>,
-    /// Weight, in thousandths, by which the model's share of the data of each path through host memory is multiplied.
+    /// Weight, in thousandths, by which the model's share of the data of each path through host memory is multiplied. `None` means 1000.
     pub host_share: Option<u16>,
-    /// Weight, in thousandths, by which the model's share of the data of each path through another GPU is multiplied.
+    /// Weight, in thousandths, by which the model's share of the data of each path through another GPU is multiplied. `None` means 1000.
     pub relay_share: Option<u16>,
 }
 
@@ -115,7 +116,7 @@ pub struct PartitionTrial {
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PartitionMover {
-    /// Mover that an adaptive plan has found to be the fastest.
+    /// Mover (copy engines or the producing kernel) that an adaptive plan has found to be faster.
     Automatic,
     /// Copy engines move each partition.
     CopyEngine,
@@ -222,7 +223,7 @@ impl SizeTuning {
 /// Values that a tuning recommends for one batch.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
-    /// Engine that executes the plan.
+    /// Engine (execution method) that the tuning recommends for the plan.
     pub engine: Engine,
     /// Size in bytes below which a transfer uses only one path. If it is `None`, the model decides for every size.
     pub min_bytes: Option<u64>,

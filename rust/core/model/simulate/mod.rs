@@ -305,7 +305,7 @@ pub struct SegmentFlow {
     /// Capacity that each byte/s of the flow uses on each resource of its route. It is 1, or more if a kernel occupies more capacity than
     /// the data needs.
     pub draw: f64,
-    /// Fraction of the data that is staged in the processor's cache. [`Resource::draw`](crate::topology::Resource::draw) is the capacity
-    /// that each byte of such data uses.
+    /// Fraction of the data that stays in the processor's cache between the two hops of a staged path.
+    /// [`Resource::draw`](crate::topology::Resource::draw) computes the capacity that the data then uses.
     pub staged: f64,
 }

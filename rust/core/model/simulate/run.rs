@@ -268,7 +268,7 @@ impl<'s, 'a> Run<'s, 'a> {
         }
     }
 
-    /// Runs the scenario and returns its result.
+    /// Runs the scenario and returns its result. Calls `observe`, if given, for each interval in which all rates are constant.
     pub fn until_done(mut self, observe: Option<Observe<'_>>) -> Simulation {
         self.run_to_end(observe);
         let ops = self.ops.iter().map(|op| OpTimes { execution: op.execution as usize, index: op.index, begin: op.begin, end: op.end });
