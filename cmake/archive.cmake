@@ -1,21 +1,22 @@
 # cmake -D… -P archive.cmake: builds lib${NAME}.a (libmpgpu.a), whose only global symbols are mp_*.
 #
 # A Rust static library contains the standard library and every dependency as global symbols, and its C++ contains
-# inline functions and templates as weak ones. With a second Rust archive, or with C++ that instantiates the same
-# templates, a linker would report duplicates or silently mix both. Therefore everything is merged into one object file,
-# in which all symbols except the public ones become local:
+# inline functions and templates as weak symbols. If a program also links a second Rust archive, or C++ that instantiates
+# the same templates, the linker would report duplicates or silently mix both. Therefore, everything is merged into one
+# object file, in which all symbols except the public ones become local:
 #
-#   cargo rustc   one staticlib. Asked for alone, because cargo turns fat LTO off where it has to make an rlib as well.
-#   ld -r         merges the members that the mp_* symbols need. Section groups (COMDAT) are dissolved: a group is
-#                 identified by name even when the name is local, so the final link could drop ours in favour of the
-#                 consumer's group of the same name, and the now local references into ours would dangle. No --gc-sections:
-#                 in a partial link it leaves unwind entries of removed functions behind, and the final link removes what
-#                 it can anyhow, as functions keep their sections.
+#   cargo rustc   builds one staticlib and no other kind of library, because cargo turns fat LTO off if it must also
+#                 build an rlib.
+#   ld -r         merges the members that the mp_* symbols need, and dissolves section groups (COMDAT). A group is
+#                 identified by its name, even if the name is local. The final link could otherwise drop our group in
+#                 favour of the consumer's group of the same name, and local references into our group would dangle.
+#                 --gc-sections is not used: in a partial link, it leaves the unwind entries of removed functions. The
+#                 final link can still remove unused functions, because each function keeps its own section.
 #   objcopy       makes symbols local, and drops what a Release build does not ship.
-#   ar            one member, one index.
+#   ar            creates the archive with this one member and an index.
 #
-# Symbols are read with readelf: nm may load an LLVM plugin, which aborts on LLVM bitcode newer than itself, and Rust's
-# standard library contains bitcode.
+# Symbols are read with readelf. nm may load an LLVM plugin that aborts if LLVM bitcode is newer than the plugin, and
+# Rust's standard library contains bitcode.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -23,7 +24,7 @@ function(run what)
     execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
     if(NOT result EQUAL 0)
         list(JOIN ARGN " " command)
-        # A notice, because CMake breaks the lines of an error's text.
+        # The text is a notice, because CMake breaks the lines of an error's text.
         message(NOTICE "${command}\n${output}")
         message(FATAL_ERROR "${what} failed (${result}), see above.")
     endif()
@@ -45,12 +46,14 @@ endif()
 if(DEBUG_SECTIONS AND PROFILE STREQUAL "release")
     list(APPEND options --config "profile.release.debug='limited'")
 endif()
-# make's job server is not available to custom commands; cargo would warn that it cannot reach it.
+# Commands of a custom build step have no access to the job server of make. Without these settings, cargo would warn
+# that it cannot reach it.
 set(environment --unset=MAKEFLAGS --unset=MFLAGS "RUSTC=${RUSTC}")
 if(CXX)
     list(APPEND environment "CXX=${CXX}")
 endif()
-# The JSON on stdout contains the location of the archive, which a build.target or a profile's name would change.
+# cargo prints JSON that contains the location of the archive. Settings such as build.target or the profile change this
+# location.
 execute_process(
     COMMAND "${CMAKE_COMMAND}" -E env ${environment} "${CARGO}" rustc ${options}
         --message-format=json-render-diagnostics -- "--print=native-static-libs=${native_libs_file}"
@@ -97,8 +100,8 @@ set(object "${directory}/${NAME}.o")
 run("Merging lib${NAME}.a" "${LD}" -r --force-group-allocation ${roots} -o "${merged}" "${staticlib}")
 
 # objcopy leaves STB_GNU_UNIQUE symbols global (static variables of inline functions and templates, from g++). They are
-# first made weak, so that they become local like all others. This takes a separate pass, because objcopy uses the
-# binding that a symbol had in its input.
+# first made weak, so that the next pass makes them local like all others. This needs a separate pass, because objcopy
+# decides by the binding that a symbol has in its input.
 execute_process(COMMAND "${READELF}" --symbols --wide "${merged}" OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL " UNIQUE +[A-Z]+ +[0-9]+ [^ \n]+\n" unique "${symbols}")
 list(TRANSFORM unique REPLACE ".* ([^ \n]+)\n" "\\1\n")
@@ -115,8 +118,8 @@ endif()
 run("Hiding the internal symbols of lib${NAME}.a" "${OBJCOPY}" ${strip} --remove-section=.llvmbc --remove-section=.llvmcmd
     --wildcard "--keep-global-symbol=mp_*" "${merged}" "${object}")
 
-# Written under another name and then renamed, so that an interrupted build leaves no incomplete archive that seems up
-# to date.
+# The archive is written under another name and then renamed. An interrupted build therefore leaves no incomplete
+# archive that seems to be up to date.
 file(REMOVE "${OUTPUT}.new")
 run("Writing lib${NAME}.a" "${AR}" qcs "${OUTPUT}.new" "${object}")
 file(REMOVE "${merged}" "${object}" "${OUTPUT}.unique")

@@ -1,12 +1,13 @@
-# The mpgpu command with its manual pages and shell completions: bin/ and share/ in the build folder. cargo determines
-# what must be rebuilt.
+# Builds the mpgpu command with its manual pages and shell completions, in bin/ and share/ of the build folder. cargo
+# determines what must be rebuilt.
 
 include(GNUInstallDirs)
 set(MPGPU_COMMAND_ENVIRONMENT --unset=MAKEFLAGS --unset=MFLAGS "RUSTC=${MPGPU_RUSTC}")
 if(MPGPU_CARGO_CXX)
     list(APPEND MPGPU_COMMAND_ENVIRONMENT "CXX=${MPGPU_CARGO_CXX}")
 endif()
-# Location of the interposer for `mpgpu run`, in addition to its fixed locations (rust/cli/run.rs).
+# Location of the interposer relative to the command. `mpgpu run` searches it in addition to fixed locations
+# (rust/cli/run.rs).
 file(RELATIVE_PATH MPGPU_BIN_TO_LIB "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
 if(NOT MPGPU_BIN_TO_LIB MATCHES "^\\.\\./(lib|lib64|lib/${CMAKE_SYSTEM_PROCESSOR}-linux-gnu)$")
     list(APPEND MPGPU_COMMAND_ENVIRONMENT "MPGPU_LIBRARY_FOLDER=${MPGPU_BIN_TO_LIB}")
@@ -24,7 +25,7 @@ add_custom_target(mpgpu_command ALL
     BYPRODUCTS "${MPGPU_COMMAND}"
     COMMENT "Building the mpgpu command, which takes minutes the first time"
     COMMAND_EXPAND_LISTS USES_TERMINAL VERBATIM)
-# Not concurrently with another cargo, which would wait for this one's target folder.
+# This cargo must not run at the same time as the one that builds the library, because both use the same target folder.
 add_dependencies(mpgpu_command mpgpu_archive)
 
 if(MPGPU_INSTALL)

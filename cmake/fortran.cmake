@@ -1,6 +1,6 @@
-# mpgpu::fortran, the Fortran modules, if the project uses Fortran; and mpgpu::fortran_mpi, if it has also found MPI's
-# Fortran interface. The project's compiler compiles them, because module files differ between compilers.
-# MPGPU_FORTRAN_DIR contains the sources.
+# Defines mpgpu::fortran, the Fortran modules, if the project uses Fortran, and mpgpu::fortran_mpi if the project has
+# also found MPI's Fortran interface. The project's compiler compiles the modules, because module files differ between
+# compilers. MPGPU_FORTRAN_DIR contains the sources.
 
 if(CMAKE_Fortran_COMPILER_LOADED)
     # mpgpu_add_fortran(<name> <source>...)

@@ -1,5 +1,5 @@
-# Headers, the archive, CMake and pkg-config files, licences. No installed file contains an absolute path, so the prefix
-# can be moved.
+# Installs the headers, the archive, the CMake and pkg-config files, and the licences. No installed file contains an
+# absolute path, so the prefix can be moved.
 
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -25,7 +25,7 @@ configure_package_config_file(cmake/mpgpu-config.cmake.in "${CMAKE_CURRENT_BINAR
     INSTALL_DESTINATION "${MPGPU_CMAKE_DIR}"
     PATH_VARS MPGPU_ARCHIVE_INSTALLED MPGPU_SHARED_INSTALLED CMAKE_INSTALL_INCLUDEDIR
     NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
-# Before 1.0 a minor version may be incompatible with the previous one.
+# Before version 1.0, a minor version may be incompatible with the previous one.
 if(PROJECT_VERSION_MAJOR EQUAL 0)
     set(compatibility SameMinorVersion)
 else()
@@ -42,7 +42,7 @@ file(RELATIVE_PATH MPGPU_PC_TO_PREFIX "/${MPGPU_PKGCONFIG_DIR}" "/")
 string(REGEX REPLACE "/$" "" MPGPU_PC_TO_PREFIX "${MPGPU_PC_TO_PREFIX}")
 list(TRANSFORM MPGPU_NATIVE_LIBS PREPEND "-l" OUTPUT_VARIABLE MPGPU_PC_LIBS)
 list(JOIN MPGPU_PC_LIBS " " MPGPU_PC_LIBS)
-# If both libraries exist, -lmpgpu is the shared library, which needs no further libraries.
+# If both libraries exist, -lmpgpu links the shared library, which needs no further libraries.
 set(MPGPU_PC_PRIVATE "")
 if(MPGPU_BUILD_SHARED)
     set(MPGPU_PC_PRIVATE "${MPGPU_PC_LIBS}")

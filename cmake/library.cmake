@@ -1,9 +1,9 @@
-# mpgpu::mpgpu: cargo builds the static library, archive.cmake hides all of its symbols but mp_*.
+# Defines mpgpu::mpgpu. cargo builds the static library, and archive.cmake hides all of its symbols except mp_*.
 
 # cargo itself reads the variables CARGO and RUSTC.
 find_program(MPGPU_CARGO cargo HINTS ENV CARGO PATHS "$ENV{CARGO_HOME}/bin" "$ENV{HOME}/.cargo/bin" DOC "cargo")
 find_program(MPGPU_RUSTC rustc HINTS ENV RUSTC PATHS "$ENV{CARGO_HOME}/bin" "$ENV{HOME}/.cargo/bin" DOC "rustc")
-# GNU ld is searched by its full name first: `ld` may be lld, mold or gold, which cannot dissolve section groups in a
+# The full name of GNU ld is tried first. `ld` may be lld, mold or gold, which cannot dissolve section groups in a
 # partial link.
 find_program(MPGPU_LD NAMES ld.bfd ld HINTS "${CMAKE_LINKER}" DOC "GNU ld")
 find_program(MPGPU_OBJCOPY NAMES objcopy DOC "GNU objcopy")
@@ -15,7 +15,8 @@ function(mpgpu_check_rust_tool name program)
         message(FATAL_ERROR "mpgpu needs ${name} ${MPGPU_RUST_VERSION} or newer, and found none. Install Rust "
             "(https://rustup.rs), put ${name} on PATH, or set MPGPU_CARGO and MPGPU_RUSTC.")
     endif()
-    # In the source folder, because a rust-toolchain file or a rustup override may select another toolchain.
+    # The command runs in the source folder, because a rust-toolchain file there or a rustup override may select another
+    # toolchain.
     execute_process(COMMAND "${program}" --version WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"
         OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE result)
     if(NOT result EQUAL 0 OR NOT output MATCHES "${name} ([0-9]+\\.[0-9]+\\.[0-9]+)")
@@ -40,26 +41,27 @@ function(mpgpu_check_binutils option program version)
             "${option}=${program} is not that (\"${output}\"). Install binutils, or set ${option}.")
     endif()
 endfunction()
-# 2.29 introduced --force-group-allocation.
+# Version 2.29 introduced --force-group-allocation.
 mpgpu_check_binutils(MPGPU_LD "${MPGPU_LD}" 2.29)
 mpgpu_check_binutils(MPGPU_OBJCOPY "${MPGPU_OBJCOPY}" 2.29)
 mpgpu_check_binutils(MPGPU_READELF "${MPGPU_READELF}" 2.29)
 
-# Output of `rustc --print native-static-libs` without gcc_s and c, which every compiler driver adds itself (and a
-# -static link replaces). The C++ runtime is listed for consumers that link as C. archive.cmake compares both in every
-# build.
+# The list is the output of `rustc --print native-static-libs` without gcc_s and c, which every compiler driver adds
+# itself (and which a -static link replaces). The list contains the C++ runtime for consumers that link as C.
+# archive.cmake compares the list with rustc's output in every build.
 find_package(Threads REQUIRED)
 set(MPGPU_NATIVE_LIBS stdc++ pthread dl rt util m)
 
-# One archive per configuration.
+# A multi-configuration generator needs one archive per configuration.
 if(MPGPU_MULTI_CONFIG)
     set(MPGPU_ARCHIVE "${CMAKE_CURRENT_BINARY_DIR}/lib/$<CONFIG>/libmpgpu.a")
 else()
     set(MPGPU_ARCHIVE "${CMAKE_CURRENT_BINARY_DIR}/lib/libmpgpu.a")
 endif()
 
-# cargo's build script compiles the C++ in cpp/, by default with `c++` from PATH. Other compilers than these two (nvc++,
-# icpx, wrappers) are for the consumer; the archive does not depend on its consumer's compiler.
+# The build script compiles the C++ sources in cpp/, by default with `c++` from PATH. Only these two compilers are
+# passed to it. Other compilers (nvc++, icpx, wrappers) compile only the consumer, and the archive does not depend on
+# the consumer's compiler.
 set(MPGPU_CARGO_CXX "")
 if(CMAKE_CXX_COMPILER_ID MATCHES "^(GNU|Clang)$")
     set(MPGPU_CARGO_CXX "${CMAKE_CXX_COMPILER}")

@@ -1,5 +1,5 @@
-# Settings of `cpack -G DEB`, which makes one package of all installed files. With CMAKE_INSTALL_PREFIX=/usr it uses
-# Debian's folders.
+# Settings of `cpack -G DEB`, which creates one Debian package of all installed files. With CMAKE_INSTALL_PREFIX=/usr,
+# it uses Debian's folders.
 set(CPACK_PACKAGE_CONTACT "mpgpu contributors")
 set(CPACK_PACKAGING_INSTALL_PREFIX "/usr")
 set(CPACK_RESOURCE_FILE_LICENSE "${CMAKE_CURRENT_SOURCE_DIR}/LICENSE-MIT")

@@ -1,6 +1,6 @@
-# mpgpu::shared, libmpgpu.so: the archive as a shared library, so that several plugins of a process use one mpgpu. It
-# exports mp_* under one symbol version. The soname changes with incompatible versions; before 1.0 these are minor
-# versions.
+# Defines mpgpu::shared, the shared library libmpgpu.so, which contains the archive. With it, several plugins of a
+# process use the same mpgpu. The library exports mp_* under one symbol version. The soname changes with incompatible
+# versions. Before 1.0, these are the minor versions.
 
 if(PROJECT_VERSION_MAJOR EQUAL 0)
     set(MPGPU_SOVERSION "0.${PROJECT_VERSION_MINOR}")

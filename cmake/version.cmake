@@ -1,11 +1,12 @@
-# The version is defined in Cargo.toml. The header repeats it for the preprocessor, and must agree.
+# Reads the version from Cargo.toml, which defines it. The header repeats the version for the preprocessor and must
+# agree.
 
 function(mpgpu_read_version version rust_version)
     set(manifest "${CMAKE_CURRENT_SOURCE_DIR}/Cargo.toml")
-    # A change of the manifest must cause a new configuration.
+    # A change of Cargo.toml must cause CMake to configure again.
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${manifest}")
     file(READ "${manifest}" text)
-    # Only the first table, because dependencies have their own versions.
+    # Only the first table of the file is used, because dependencies have their own versions.
     string(REGEX REPLACE "\n\\[.*" "" package "${text}")
     if(NOT package MATCHES "\nversion *= *\"([0-9]+\\.[0-9]+\\.[0-9]+)\"")
         message(FATAL_ERROR "${manifest}: no line like version = \"1.2.3\" under [package].")

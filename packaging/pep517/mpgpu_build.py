@@ -57,7 +57,7 @@ get_requires_for_build_editable = get_requires_for_build_wheel
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
-    # Checked again, because `--no-build-isolation` skips the requirements.
+    # The requirements are checked again here, because `--no-build-isolation` skips them.
     _check()
     return str(maturin.build_wheel(wheel_directory, config_settings, metadata_directory))
 

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Measures collectives between ranks that each see one GPU, in comparison with NCCL: broadcast, all-gather and all-to-all of blocks from
-4 KiB to 1 GiB. Each is made by NCCL (torch.distributed), by a node plan of one path and by a node plan of all paths, in successive steps on
-one stream and in a captured graph. Every byte is compared. Requires torch with CUDA and two GPUs, but no compiler.
+"""Measures collectives between ranks that each see one GPU, and compares them with NCCL: broadcast, all-gather and all-to-all of blocks
+from 4 KiB to 1 GiB. Each collective is made by NCCL (torch.distributed), by a node plan that uses one path, and by a node plan that uses
+all paths. The collectives run in successive steps on one stream, and in a captured graph. Every byte is compared. Requires torch with CUDA
+and two GPUs, but no compiler.
 
     python3 tests/gpu/collectives.py [--ranks N] [--most BYTES]
 
---ranks is the number of all GPUs by default; --most is the largest block (2^30). Times are those of the slowest rank, medians of nine
-rounds of all methods in turn. The last line reports whether all bytes were right. Exits with 1 if not, with 77 if there are fewer than two
-GPUs. With MPGPU_BACKEND=host it runs on virtual devices, with gloo instead of NCCL, to test the script itself.
+--ranks is the number of ranks (by default the number of all GPUs). --most is the size of the largest block in bytes (by default 2^30).
+Times are those of the slowest rank, and medians of nine rounds in which all methods alternate. The last line reports whether all bytes were
+right. Exits with 1 if not, and with 77 if there are fewer than two GPUs. With MPGPU_BACKEND=host, the script runs on virtual devices, with
+gloo instead of NCCL, to test the script itself.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ HOST = os.environ.get("MPGPU_BACKEND") == "host"
 
 class Rank:
     def __init__(self, rank: int, ranks: int, folder: str) -> None:
-        # Set before CUDA is initialised, as by a job scheduler: each process sees only its own GPU.
+        # Each process sees only its own GPU, as if a job scheduler had set the variable. It must be set before CUDA is initialised.
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(",")[rank]
         import mpgpu
         import torch
@@ -57,20 +59,20 @@ class Rank:
             print(*text, flush=True)
 
     def longest(self, us: float) -> float:
-        """Returns the maximum of all ranks' times. Also a barrier."""
+        """Returns the maximum of the times of all ranks. The call is also a barrier."""
         value = self.torch.tensor([us], dtype=self.torch.float64, device="cpu" if HOST else "cuda")
         self.distributed.all_reduce(value, op=self.distributed.ReduceOp.MAX)
         return float(value.item())
 
     def random(self, seed: int, size: int) -> Any:
-        """Returns bytes that are equal on every rank."""
+        """Returns random bytes, which are equal on every rank."""
         device = "cpu" if HOST else "cuda"
         return self.torch.randint(
             0, 256, (size,), dtype=self.torch.uint8, device=device, generator=self.torch.Generator(device).manual_seed(seed)
         )
 
     def in_a_row(self, step: Callable[[], Any], steps: int) -> float:
-        """Returns the microseconds per step."""
+        """Returns the time per step in microseconds if steps follow each other without waiting."""
         self.longest(0)
         if HOST:
             begin = time.perf_counter()
@@ -141,7 +143,7 @@ class Rank:
             self.wrong += wrong
 
     def compare(self, ways: dict[str, Callable[[], Any]], whole: Any, expected: list[Any], kind: str) -> int:
-        """Returns the number of wrong bytes after all methods."""
+        """Runs all methods and returns the total number of wrong bytes."""
         wrong = 0
         for step in ways.values():
             if kind == "broadcast" and self.rank == 0:

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Measures the cost of CUDA graphs, as in figures 13 and 14 of the paper on multi-path copies by graphs (2026): creation, construction,
-instantiation and launch by the number of nodes, and their share of a copy's time; and one copy between two GPUs by streams and by graphs,
-by size. Runs `mpgpu bench` on two GPUs for about a minute.
+"""Measures the cost of CUDA graphs, as in figures 13 and 14 of the paper on multi-path copies by graphs (2026): the times of creation,
+construction, instantiation and launch by the number of nodes, and their fractions of the time of a copy. Also measures one copy between two
+GPUs by streams and by graphs, by size. Runs `mpgpu bench` on two GPUs for about a minute.
 
     python3 tests/gpu/graphs.py MPGPU FOLDER
     python3 tests/gpu/graphs.py --read FOLDER
 
-MPGPU is the command `mpgpu`. Its JSON and the picture graphs.svg are written to FOLDER; --read creates tables and picture again from there.
-Exits with 77 if there are fewer than two GPUs.
+MPGPU is the path of the command `mpgpu`. Its JSON output and the picture graphs.svg are written to FOLDER. --read creates the tables and
+the picture again from that output. Exits with 77 if there are fewer than two GPUs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 PHASES = ("creation", "construction", "instantiation", "first launch", "later launch")
 COLOURS = ("#4c78a8", "#f58518", "#e45756", "#72b7b2", "#54a24b")
-# Cases and options of each reading.
+# Cases of `mpgpu bench` to run, each with its options.
 RUNS = {
     "graph_phases": ["--case", "graph_phases", "--sizes", "2M,16M,64M,256M"],
     "stream": ["--case", "d2d", "--engine", "stream", "--sizes", "1M,2M,4M,8M,16M,32M,64M,128M,256M,512M"],
@@ -57,7 +57,7 @@ def manner(result: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def phases_of(found: list[dict[str, Any]]) -> Phases:
-    """Returns, by bytes and nodes, the microseconds of each phase, of the first copy and of a later one."""
+    """Returns the time of each phase, of the first copy and of a later copy in microseconds, by bytes and number of nodes."""
     rows: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
     for result in found:
         rows.setdefault((result["size"], result["transfers"]), {})[result["way"]] = result
@@ -97,7 +97,9 @@ def tables(phases: Phases, engines: dict[int, tuple[float, float, float]]) -> No
 
 
 def picture(phases: Phases, engines: dict[int, tuple[float, float, float]]) -> str:
-    """Draws two panels: the phases by nodes with logarithmic axes, and graphs relative to streams by size."""
+    """Draws two panels: the times of the phases by number of nodes on logarithmic axes, and the speed of graphs relative to streams by
+    size.
+    """
     width, height, left, top = 380, 260, 60, 40
     parts: list[str] = []
 

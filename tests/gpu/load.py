@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Measures loading of weights from a safetensors file to a GPU: by unmodified safetensors (from 0.8 on it reads each tensor into pinned
-memory with one thread), mapped and moved by `tensor.to`, both also with libmpgpu_preload.so, and by mpgpu.torch.load; also tensors in
-pageable memory by `tensor.to`, and the time of a single tensor. Every tensor is compared. Requires torch with CUDA and safetensors, but no
-compiler.
+"""Measures loading of weights from a safetensors file to a GPU. The methods are: unmodified safetensors, which since 0.8 reads each tensor
+into pinned memory with one thread; mapping the file and moving tensors by `tensor.to`; both of these with libmpgpu_preload.so; and
+mpgpu.torch.load. Also measures tensors in pageable memory that are moved by `tensor.to`, and the time to load a single tensor. Every tensor
+is compared. Requires torch with CUDA and safetensors, but no compiler.
 
     python3 tests/gpu/load.py [--gib 8] [--folder FOLDER] [--preload libmpgpu_preload.so] [--cold]
 
-FOLDER must have space for the file. With --cold the file is removed from the page cache before each load. Each method runs in a separate
+FOLDER must have space for the file. With --cold, the file is removed from the page cache before each load. Each method runs in a separate
 process, which creates its CUDA context before the measurement. The last line reports whether all tensors were right. Exits with 1 if not,
-with 77 if there is no GPU.
+and with 77 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Sizes of tensors in a layer of a model with 8e9 parameters.
+# Shapes of the tensors in one layer of a model with 8e9 parameters.
 SHAPES = [(4096, 14336), (14336, 4096), (4096, 4096), (1024, 4096), (4096,)]
 
 
@@ -33,7 +33,7 @@ def make(path: Path, gib: float) -> None:
     from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(1)
-    # Random bytes are generated once; each tensor uses them from another offset.
+    # Random data is generated once, and each tensor uses it from a different offset.
     pool = torch.randint(-(2**15), 2**15 - 1, (1 << 27,), dtype=torch.int16, generator=generator)
     tensors, total = {}, 0
     while total < gib * 2**30:
@@ -65,7 +65,7 @@ def load(way: str, path: Path) -> dict[str, Any]:
 
 
 def load_one(way: str, path: Path, name: str) -> Any:
-    """Loads a single tensor: the earliest time at which a program can use bytes of the file."""
+    """Loads a single tensor. Its time is the earliest time at which a program can use data of the file."""
     from safetensors import safe_open
 
     if way == "mpgpu":
@@ -82,7 +82,10 @@ ordinary: dict[str, Any] = {}
 
 
 def measure(way: str, path: Path, cold: bool) -> None:
-    """Runs in a separate process: prints the seconds of each load, and of one tensor before it, and whether all was right."""
+    """Runs in a separate process.
+
+    Prints the seconds of each load and of loading one tensor before it, and true if all tensors were right.
+    """
     import torch
     from safetensors import safe_open
     from safetensors.torch import load_file

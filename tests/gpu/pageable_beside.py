@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Measures the effect of pageable host memory copies on concurrent work: matrix products on the destination GPU, and a data loader with
-eight processes. Each runs alone, concurrently with `tensor.to` in a thread, and with mpgpu with the default number of threads and with two
-(MPGPU_HOST_THREADS). Also prints the rate of the copies and the number of the library's threads. Requires torch with CUDA, but no compiler.
+"""Measures the effect of copies of pageable host memory on concurrent work. The work is either matrix products on the destination GPU, or a
+data loader with eight processes. It runs alone, concurrently with `tensor.to` in a thread, and concurrently with copies by mpgpu, with the
+default number of threads and with two threads (MPGPU_HOST_THREADS). Also prints the rate of the copies and the number of the library's
+threads. Requires torch with CUDA, but no compiler.
 
     python3 tests/gpu/pageable_beside.py
 
-Every byte is compared at the end of each method. Exits with 1 if a byte was wrong or there are more threads than the limit, with 77 if
-there is no GPU.
+Every byte is compared after each method. Exits with 1 if a byte was wrong or there are more threads than the limit, and with 77 if there is
+no GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ MIB = 1 << 20
 
 
 def products(torch: Any, warm: Callable[[], None]) -> float:
-    """Returns the matrix products per second of a training loop: 8192 x 8192, reading the loss after every eight."""
+    """Returns the matrix products per second of a training loop.
+
+    The matrices have 8192 x 8192 elements, and the loop reads the loss after every eight products.
+    """
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     for _ in range(4):
         a @ b
@@ -44,7 +48,7 @@ def products(torch: Any, warm: Callable[[], None]) -> float:
 
 
 class Images:
-    """Data set that uses the CPU like a decoder: random pictures, normalised."""
+    """Data set of random, normalised pictures, which uses the CPU like an image decoder."""
 
     def __len__(self) -> int:
         return 1 << 20
@@ -58,12 +62,12 @@ class Images:
 
 
 def batches(torch: Any, warm: Callable[[], None]) -> float:
-    """Returns the batches of 32 pictures per second with eight processes."""
+    """Returns the number of batches of 32 pictures per second that eight processes load."""
     torch.set_num_threads(1)
     loader = iter(torch.utils.data.DataLoader(Images(), batch_size=32, num_workers=8, prefetch_factor=4, multiprocessing_context="fork"))
     for _ in range(32):
         next(loader)
-    # Starts its processes, which must be forked before the copy threads start.
+    # This call starts the processes of the data loader. They must be forked before the copy threads start.
     warm()
     begin, done = time.monotonic(), 0
     while time.monotonic() < begin + SECONDS:
@@ -79,7 +83,7 @@ def own_threads() -> int:
 
 
 def measure(work: str, way: str) -> None:
-    """Runs in a separate process: prints the rates of the work and of the copies, and whether all is right."""
+    """Runs in a separate process. Prints the rates of the work and of the copies, and true if every byte was right."""
     import torch
 
     torch.cuda.init()
@@ -99,7 +103,7 @@ def measure(work: str, way: str) -> None:
                 else:
                     target.copy_(source)
             copied.append(source.nbytes / (time.monotonic() - begin) * 1e-9)
-            # By then the plan has finished trying its variants, including the driver's copy.
+            # After this number of copies, the plan has finished trying its variants, including the driver's copy.
             if len(copied) >= (40 if way == "mpgpu" else 2):
                 warmed.set()
 

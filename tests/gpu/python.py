@@ -5,9 +5,9 @@ no network.
 
     python3 tests/gpu/python.py WHEEL...
 
-WHEEL is the wheel of mpgpu, followed by those of packages that this Python lacks (cffi). Without a wheel the installed mpgpu is tested.
-Installs into a temporary folder. Tests that require two GPUs or a missing framework are skipped with a message. The last line is the
-summary. Exits with 0 on success, with 1 if there was an error, with 77 if there is no GPU.
+WHEEL is the wheel of mpgpu, followed by the wheels of packages that this Python lacks (cffi). Without a wheel, the installed mpgpu is
+tested. The wheels are installed into a temporary folder. Tests are skipped with a message if they require two GPUs or a framework that is
+missing. The last line is the summary. Exits with 0 on success, with 1 if there was an error, and with 77 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MIB = 2**20
 
 
 class Skipped(Exception):
-    """A requirement of a test is missing."""
+    """Raised by a test to skip itself, because a requirement is missing."""
 
 
 def test(function: Callable[[], None]) -> Callable[[], None]:
@@ -218,7 +218,7 @@ def tensors_live_until_the_copy_that_nobody_holds_is_done() -> None:
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(200_000_000)
-    # In a stream whose use of the memory torch does not know.
+    # torch does not know that this stream uses the memory.
     mpgpu.Plan([(dst, src)]).execute(stream)
     del src
     gc.collect()
@@ -347,14 +347,14 @@ def arrays_of_cupy_are_copied_in_its_current_stream() -> None:
 
 
 class Interface:
-    """Array that only supports `__cuda_array_interface__`."""
+    """Array that supports only `__cuda_array_interface__`."""
 
     def __init__(self, owner: Any, stream: int | None) -> None:
         self.owner, self.__cuda_array_interface__ = owner, {**owner.__cuda_array_interface__, "stream": stream}
 
 
 class Dlpack:
-    """Array that only supports DLPack."""
+    """Array that supports only DLPack."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
@@ -430,7 +430,7 @@ def a_plan_whose_tensor_lost_its_memory_is_refused() -> None:
     src = torch.full((16 * MIB,), 9, dtype=torch.uint8, device="cuda")
     plan, before = mpgpu.Plan([(dst, src)]), dst.data_ptr()
     plan.execute().synchronize()
-    # Like FSDP.
+    # FSDP resizes storages in this way.
     dst.untyped_storage().resize_(0)
     others = [torch.zeros(16 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
     assert before in [other.data_ptr() for other in others], "torch gave its memory to none of them"
@@ -563,9 +563,10 @@ def ranks_that_plan_together_receive_every_byte_of_every_step() -> None:
 
 
 def rank_with_channels(rank: int, ranks: int, socket: str, answers: Any, gpus: int) -> None:
-    """Exchanges tensors with the other rank: in every kind of memory and of many sizes, after earlier and before later work of torch."""
+    """Exchanges tensors of many sizes and in every kind of memory with the other rank, after earlier work and before later work of torch.
+    """
     try:
-        # As set by a job scheduler: each process sees only its own GPU.
+        # Each process sees only its own GPU, as if a job scheduler had set the variable.
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[rank % gpus]
         import asyncio
         import time
@@ -586,7 +587,7 @@ def rank_with_channels(rank: int, ranks: int, socket: str, answers: Any, gpus: i
         async def exchange(number: int, size: int) -> None:
             sent, received = kinds[number % 4](size), kinds[number // 4 % 4](size + 3)
             if sent.is_cuda:
-                # Not yet written when the message is posted.
+                # The message is posted before its data has been written.
                 torch.cuda._sleep(2_000_000)
             sent.copy_(random(torch, size, 2 * number + rank))
             message = channel.receive(received)
@@ -601,7 +602,7 @@ def rank_with_channels(rank: int, ranks: int, socket: str, answers: Any, gpus: i
 
         asyncio.run(all_sizes())
 
-        # In stream order: the host does not wait before the end.
+        # The order of the stream is sufficient: the host does not wait before the end.
         sent, received = kinds[0](MIB), kinds[0](MIB)
         seen, messages = [], []
         for value in range(1, 30):
@@ -628,7 +629,7 @@ def rank_with_channels(rank: int, ranks: int, socket: str, answers: Any, gpus: i
 
         asyncio.run(play(200))
         one_way = sorted(asyncio.run(play(200)) for _ in range(9))[4]
-        # No rank exits while the other receives.
+        # No rank may exit while the other one still receives.
         for turn in (0, 1):
             (channel.send(b"x") if turn == rank else channel.receive(bytearray(1))).synchronize()
         answers.put(f"{one_way:.1f} us one way for 4 KiB by await" if rank == 0 else None)

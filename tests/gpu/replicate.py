@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Measures broadcasts to all GPUs: a buffer and a model in host memory and, with three or more GPUs, a buffer of GPU 0. Each is made by one
-copy per GPU and by mpgpu, in which GPUs forward bytes; NCCL broadcasts from GPU 0 for comparison. Every byte is compared. Requires torch
-with CUDA and two GPUs, but no compiler.
+"""Measures broadcasts to all GPUs: of a buffer and a model in host memory and, with three or more GPUs, of a buffer of GPU 0. Each
+broadcast is made by one copy per GPU, and by mpgpu, where GPUs forward data to other GPUs. NCCL broadcasts from GPU 0 for comparison. Every
+byte is compared. Requires torch with CUDA and two GPUs, but no compiler.
 
     python3 tests/gpu/replicate.py [--gib 8] [--model]
 
---gib is the size of the model. With --model only the model is moved, which takes one minute instead of three. The last line reports whether
-all bytes were right. Exits with 1 if not, with 77 if there are fewer than two GPUs.
+--gib is the size of the model in GiB. With --model, only the model is broadcast, which takes one minute instead of three. The last line
+reports whether all bytes were right. Exits with 1 if not, and with 77 if there are fewer than two GPUs.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class Mpgpu(CMakePackage):
     """Moves data between the memories of one node, GPUs and host, over every link that can help at once: a library for C, C++ and
     Fortran, and the command mpgpu."""
 
-    # Until archives of releases have a URL.
+    # The package must be downloaded by hand until archives of releases have a URL.
     manual_download = True
     url = f"file://{os.getcwd()}/mpgpu-0.1.0.tar.gz"
 
@@ -31,7 +31,7 @@ class Mpgpu(CMakePackage):
     depends_on("cxx", type="build")
     depends_on("cmake@3.22:", type="build")
     depends_on("rust@1.88:", type="build")
-    # ld, objcopy and readelf build the archive that only exports mp_*.
+    # ld, objcopy and readelf build the archive, which exports only mp_*.
     depends_on("binutils@2.29:", type="build")
 
     requires("platform=linux", msg="mpgpu is for Linux")
@@ -47,7 +47,7 @@ class Mpgpu(CMakePackage):
             self.define_from_variant("MPGPU_BUILD_SHARED", "shared"),
             self.define_from_variant("MPGPU_BUILD_COMMAND", "command"),
             self.define_from_variant("MPGPU_BUILD_PRELOAD", "preload"),
-            # The crates of a checkout are downloaded.
+            # A checkout does not contain the crates, so they are downloaded.
             self.define("MPGPU_OFFLINE", not self.spec.satisfies("@main")),
             self.define("MPGPU_CARGO", rust.cargo),
             self.define("MPGPU_RUSTC", rust.rustc),
