@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Moves data between the memories of one node (GPUs and host) over every link that can contribute.
+"""Moves data between the memories of one node (GPUs and host) over all suitable links.
 
     import mpgpu
     plan = mpgpu.Plan([(b, a), (d, c)])       # torch, CuPy, NumPy, JAX, mpgpu.empty(…)
     for step in range(steps):
-        plan.execute()                        # in the current stream; does not wait
+        plan.execute()                        # in the current stream; does not block
 
 Units are bytes and seconds. Devices are numbers (GPUs from 0 up, host memory ``HOST``) or names (``"cuda:0"``, ``"cpu"``). Every object may
 be used from any thread. Failures raise an :class:`mpgpu.Error` with the library's message. Without a GPU everything runs on virtual

@@ -29,7 +29,7 @@ Piece = tuple[int, int, int, int, int]
 
 
 class Part:
-    """Part of a memory range, which can be passed in place of the whole."""
+    """Part of a memory range. It can be passed wherever the whole range is accepted."""
 
     __slots__ = ("_bytes", "_offset", "_whole")
 
@@ -59,7 +59,7 @@ class Part:
 
 
 def pieces(kind: str, participants: int, root: int, sizes: Sequence[int]) -> list[Piece]:
-    """Returns the copies of a collective whose blocks have these sizes in bytes."""
+    """Returns the copies of a collective operation whose blocks have these sizes in bytes."""
     root = number("root", root, max(participants - 1, 0))
     numbers, count = ffi.new("uint64_t[]", list(sizes) or [0]), ffi.new("size_t *")
     check(lib.mp_collective(_KINDS[kind], participants, root, 0, numbers, NULL, 0, count))
@@ -111,17 +111,17 @@ def _execute(
 
 
 def broadcast(source: Array, destinations: Iterable[Array], stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
-    """Copies all of ``source`` into each of ``destinations``. Destinations that have received bytes forward them. Sizes are checked; types
-    and shapes are not.
+    """Copies all of ``source`` into each of ``destinations``. Destinations that have already received data forward them to others. Source
+    and destinations must have the same size; types and shapes are not checked.
 
     Args:
         source: any object with memory that :class:`Plan` accepts.
         destinations: objects with memory of the same size.
-        stream: the stream in which the copies run; see :func:`copy`, which also describes when the bytes have arrived.
-        context: the context that executes the copies; its default is that of :class:`Plan`.
+        stream: the stream in which the copies run. See :func:`copy`, which also describes when the copies have finished.
+        context: the context that executes the copies. The default is that of :class:`Plan`.
 
     Raises:
-        The exceptions of :class:`Plan`. If a destination has a different size, the ArgumentError names it.
+        The exceptions of :class:`Plan`. If a destination has a different size, the text of the ArgumentError contains its index.
     """
     whole, to = memory_of(source, "the source"), _blocks(destinations, "destination")
     _fits(to, [whole.nbytes] * len(to), "destination")
@@ -129,9 +129,8 @@ def broadcast(source: Array, destinations: Iterable[Array], stream: StreamLike |
 
 
 def scatter(source: Array, destinations: Iterable[Array], stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
-    """Copies consecutive parts of ``source`` into ``destinations``, whose sizes must add up to the size of ``source``.
-
-    Arguments and errors are those of :func:`broadcast`.
+    """Copies consecutive parts of ``source`` into ``destinations``. The sum of the sizes of the destinations must equal the size of
+    ``source``. Arguments and errors are those of :func:`broadcast`.
     """
     whole, to = memory_of(source, "the source"), _blocks(destinations, "destination")
     sizes = [block.nbytes for block in to]
@@ -140,9 +139,8 @@ def scatter(source: Array, destinations: Iterable[Array], stream: StreamLike | N
 
 
 def gather(sources: Iterable[Array], destination: Array, stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
-    """Copies ``sources`` into consecutive parts of ``destination``, whose size is the sum of the sizes of ``sources``.
-
-    Arguments and errors are those of :func:`broadcast`.
+    """Copies ``sources`` into consecutive parts of ``destination``. The size of ``destination`` must equal the sum of the sizes of the
+    sources. Arguments and errors are those of :func:`broadcast`.
     """
     of, whole = _blocks(sources, "source"), memory_of(destination, "the destination", True)
     sizes = [block.nbytes for block in of]
@@ -153,11 +151,9 @@ def gather(sources: Iterable[Array], destination: Array, stream: StreamLike | No
 def all_gather(
     sources: Iterable[Array], destinations: Iterable[Array], stream: StreamLike | None = None, *, context: Context | None = None
 ) -> Request:
-    """Copies all of ``sources`` into each of ``destinations``. There are as many destinations as sources, and each has the size of all
-    sources together.
-
-    A source that is already at its position inside its own destination is not copied there. Arguments and errors are those of
-    :func:`broadcast`.
+    """Copies all of ``sources``, one after the other, into each of ``destinations``. There are as many destinations as sources. The size of
+    each destination must equal the sum of the sizes of the sources. A source that is already at its position inside its own destination is
+    not copied there. Arguments and errors are those of :func:`broadcast`.
     """
     of, to = _blocks(sources, "source"), _blocks(destinations, "destination")
     _as_many(of, to)
@@ -174,14 +170,14 @@ def all_to_all(
     sizes: Sequence[Sequence[int]] | None = None,
     context: Context | None = None,
 ) -> Request:
-    """Copies one part of each of ``sources`` into each of ``destinations``. There are as many destinations as sources, and parts are
-    contiguous on both sides.
+    """Copies one part of each of ``sources`` into each of ``destinations``. There are as many destinations as sources. The parts are
+    contiguous in the sources and in the destinations. Sources and destinations must not overlap.
 
     Args:
-        sizes: number of bytes for each pair of sender and receiver, as one list per sender; ``None`` if all parts of a source have equal
+        sizes: number of bytes for each pair of sender and receiver, as one list per sender. ``None`` if all parts of a source have equal
             size.
 
-    Other arguments and errors are those of :func:`broadcast`. Sources and destinations must not overlap.
+    The other arguments and the errors are those of :func:`broadcast`.
     """
     of, to = _blocks(sources, "source"), _blocks(destinations, "destination")
     _as_many(of, to)

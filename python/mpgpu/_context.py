@@ -20,7 +20,9 @@ from .typing import Array, Device, ElementType
 
 
 class Statistics(NamedTuple):
-    """Counters of a context since it was created. ``bytes`` counts the bytes of all transfers; all others are counts."""
+    """Statistics of a context since its creation. ``bytes`` is the total size of all executed transfers in bytes. All other fields are
+    counts. ``mp_statistics_t`` in mpgpu.h describes them.
+    """
 
     plan_cache_hits: int
     plan_cache_misses: int
@@ -40,7 +42,7 @@ class Statistics(NamedTuple):
 
 
 class DeviceStatistics(NamedTuple):
-    """Resources of a context on one device: bytes of staging memory, allocated bytes, number of streams."""
+    """Resources that a context holds on one device: staging memory in bytes, allocated memory in bytes, and number of streams."""
 
     staging_bytes: int
     allocated_bytes: int
@@ -48,7 +50,7 @@ class DeviceStatistics(NamedTuple):
 
 
 def host(domain: int = 0) -> int:
-    """Returns the device number of the host memory of a NUMA domain: ``host()`` is ``HOST``, -1."""
+    """Returns the device number of the host memory of NUMA domain ``domain``. ``host(0)`` equals ``HOST``, which is -1."""
     number = _library.whole(domain)
     if number is None:
         raise TypeError(f"domain={domain!r}: must be a whole number")
@@ -58,30 +60,29 @@ def host(domain: int = 0) -> int:
 
 
 class Context(_library.Owner):
-    """Context: the machine's description, the backend, and the state that is kept between calls: cached plans, staging memory, internal
-    streams.
+    """Context: the library's state for one process: topology, backend, plan cache, staging memory and streams.
 
-    Several contexts may exist, and they share no state. Any thread may use a context. A context exists as long as any object that was made
-    with it. Releasing the last of them waits for all work enqueued in the context. A child of ``fork`` cannot use its parent's contexts;
-    ``multiprocessing`` with ``spawn`` has no such limit.
+    A process may create several contexts; they share no state. Any thread may use a context. A context exists as long as any object that
+    was created with it. Releasing the last of these objects blocks until all work that is enqueued in the context has finished. A child of
+    ``fork`` cannot use its parent's contexts. ``multiprocessing`` with ``spawn`` has no such limit.
 
     Args:
-        backend: ``"cuda"``, ``"host"`` (virtual devices on CPU threads), or ``None`` for the value of ``MPGPU_BACKEND``; if that is not
-            set, CUDA if there is a GPU.
-        topology: name of a topology preset, or path of a topology file. ``None`` selects the value of ``MPGPU_TOPOLOGY``; if that is not
-            set, the discovered machine.
-        staging_bytes: maximum staging memory on each device, bytes.
-        cache_plans: maximum number of cached plans; planning a cached request again is a look-up.
+        backend: ``"cuda"``, or ``"host"`` for virtual devices that CPU threads implement. ``None`` selects the value of ``MPGPU_BACKEND``
+            and, if that is not set, CUDA if there is a GPU.
+        topology: name of a built-in preset, or path of a topology file. ``None`` selects the value of ``MPGPU_TOPOLOGY`` and, if that is
+            not set, the detected topology.
+        staging_bytes: maximum size of the staging memory on each device, bytes.
+        cache_plans: maximum number of plans in the plan cache. Planning a cached request again takes only a look-up.
         signal_wait: ``"operation"`` or ``"kernel"``, the method by which streams wait for other ranks (docs/reference/waiting.md).
-        host_threads: maximum number of CPU threads that copy between pageable and pinned host memory; with 0 the driver copies pageable
+        host_threads: maximum number of CPU threads that copy between pageable and pinned host memory. With 0 the driver copies pageable
             memory.
-        cache_graphs: maximum number of copy programs (compiled plans) whose CUDA graphs are cached. The most recently launched ones stay in
-            the cache.
+        cache_graphs: maximum number of plans whose CUDA graphs the context keeps. Plans that differ only in their addresses count once. The
+            most recently launched ones stay in the cache.
 
     Raises:
         ConfigurationError: the topology or an environment variable is invalid.
         NotSupported: the backend is not available.
-        ArgumentError: an option.
+        ArgumentError: an option is invalid.
     """
 
     __slots__ = ("__weakref__", "_backend", "_device_count", "_handle", "_lock", "_streams")
@@ -127,57 +128,55 @@ class Context(_library.Owner):
 
     @property
     def backend(self) -> str:
-        """Backend: ``"cuda"`` or ``"host"``."""
+        """Backend of the context: ``"cuda"`` or ``"host"``."""
         return self._backend
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs. They are the devices 0 to ``gpus - 1``."""
+        """Number of GPUs of the context. Their device numbers are 0 to ``gpus - 1``."""
         return self._device_count[0]
 
     @property
     def host_domains(self) -> int:
-        """Number of NUMA domains of host memory: devices ``host(0)``, ``host(1)``, …"""
+        """Number of NUMA domains of the host memory. Their devices are ``host(0)``, ``host(1)`` and so on."""
         return self._device_count[1]
 
     @property
     def devices(self) -> list[int]:
-        """Numbers of all devices: GPUs from 0 up, host domains from ``HOST`` down."""
+        """Numbers of all devices of the context: the GPUs (0, 1, …), then the host domains (-1, -2, …)."""
         return [*range(self.gpus), *(HOST - domain for domain in range(self.host_domains))]
 
     def uuid(self, device: Device) -> bytes:
-        """Returns 16 bytes that identify a device in every process of the node."""
+        """Returns a 16-byte identifier of a device that is equal in all processes on the machine."""
         text = ffi.new("uint8_t[16]")
         check(lib.mp_device_uuid(self._handle, device_number(device), text))
         return bytes(ffi.buffer(text))
 
     def empty(self, shape: int | Sequence[int], dtype: ElementType | None = None, device: Device = HOST, *, shared: bool = False) -> Buffer:
-        """Allocates memory of this context; see :class:`Buffer`."""
+        """Allocates memory with this context. Arguments and errors are those of :class:`Buffer`."""
         return Buffer(shape, dtype, device, shared=shared, context=self)
 
     def topo(self) -> dict[str, Any]:
-        """Returns a summary of the machine for which plans are made: name, description, number of GPUs and host domains.
-
-        The command ``mpgpu topo`` also prints its links, with capacities and latencies; the C ABI does not provide them.
+        """Returns a summary of the machine for which plans are made: name, description, number of GPUs and number of host domains. It does
+        not contain the links; the command ``mpgpu topo`` prints them with their bandwidths and latencies.
         """
         described: dict[str, Any] = self.describe_json()["topology"]
         return described
 
     def describe(self) -> str:
-        """Returns a description of the version, backend, topology and active settings, as text."""
+        """Returns a description of the context as text: version, backend, topology and settings."""
         return _library.text_of(lib.mp_context_describe, self._handle, lib.MP_FORMAT_TEXT)
 
     def describe_json(self) -> dict[str, Any]:
-        """Returns the same description as :meth:`describe`, as a dict."""
+        """Returns the description of :meth:`describe` as a dict."""
         return _library.json_of(_library.text_of(lib.mp_context_describe, self._handle, lib.MP_FORMAT_JSON))
 
     def probe(self, file: str | os.PathLike[str] | None = None, *, keep: bool | None = None, quick: bool | None = None) -> str:
-        """Measures the machine and returns the resulting topology file, as TOML. Blocks for seconds and uses all links and devices.
-
-        The context keeps its current topology. Contexts that are created later use the stored result.
+        """Probes (measures) the machine and returns the resulting topology file as TOML text. Blocks for seconds and uses all links and
+        devices. The context keeps its current topology. Contexts that are created later use the stored result.
 
         Args:
-            file: the file to write; ``None`` for a file in the user's cache directory, where contexts look for it.
+            file: path of the file for the result. ``None`` selects a file in the user's cache directory, where contexts find it.
             keep: ``True`` to write the file.
             quick: ``True`` for fewer and shorter measurements without tuning.
         """
@@ -190,13 +189,13 @@ class Context(_library.Owner):
         return _library.text_of(lib.mp_context_probed, self._handle)
 
     def statistics(self) -> Statistics:
-        """Returns counters of the context since it was created."""
+        """Returns the statistics of the context since its creation."""
         found = sized("mp_statistics_t *")
         check(lib.mp_context_statistics(self._handle, found))
         return Statistics(*(getattr(found, name) for name in Statistics._fields))
 
     def device_statistics(self, device: Device) -> DeviceStatistics:
-        """Returns the resources that the context currently holds on a device."""
+        """Returns the resources that the context holds on a device now."""
         found = sized("mp_device_statistics_t *")
         check(lib.mp_context_device_statistics(self._handle, device_number(device), found))
         return DeviceStatistics(*(getattr(found, name) for name in DeviceStatistics._fields))
@@ -222,7 +221,9 @@ _default_lock = threading.Lock()
 
 
 def default_context() -> Context:
-    """Returns the context of all objects that are created without one. Creates it at first use, configured by the environment."""
+    """Returns the context that objects use if no context is passed. It is created at the first use, with the options from the environment
+    variables.
+    """
     global _default
     if _default is None:
         with _default_lock:
@@ -241,23 +242,22 @@ os.register_at_fork(after_in_child=_forget_default)
 
 
 class Buffer(_library.Owner):
-    """Memory of a context as a contiguous array: on a GPU, or pinned host memory that GPUs can access.
+    """Contiguous array in memory that mpgpu allocates: on a GPU, or in pinned host memory that GPUs can access.
 
-    Its contents are initially undefined. NumPy, CuPy, torch and Numba accept it without a copy (``numpy.asarray(buffer)``), and keep it
-    alive. The CPU can access GPU memory only on the host backend. The memory is freed when the last reference is released. Like
-    ``cudaFree``, this waits for all work enqueued in the context.
+    Its contents are initially undefined. NumPy, CuPy, torch and Numba can use the memory without a copy (``numpy.asarray(buffer)``), and
+    keep it alive. The CPU can access GPU memory only on the host backend. The memory is freed when the last reference is released. Like
+    ``cudaFree``, this blocks until all work that is enqueued in the context has finished.
 
     Args:
         shape: number of elements, or one number per dimension.
-        dtype: type of the elements: a name such as ``"float32"``, ``"f4"`` or ``"bfloat16"``, or a NumPy or torch type. ``None`` for raw
-            bytes, which can be copied from and to any type.
+        dtype: element type: a name such as ``"float32"``, ``"f4"`` or ``"bfloat16"``, or a NumPy or torch type. ``None`` for raw bytes,
+            which can be copied from and to any type.
         device: a GPU, for example ``0`` or ``"cuda:0"``, or a host domain: ``HOST``, ``"cpu"``, ``host(1)``.
-        shared: True if other processes can map the memory, so that :meth:`Node.plan` accepts it. Other host memory cannot be mapped by
-            other processes.
-        context: the context that allocates it; by default :func:`default_context`.
+        shared: True if other processes can map the memory. :meth:`Node.plan` requires this for host memory.
+        context: the context that allocates the memory. The default is :func:`default_context`.
 
     Raises:
-        OutOfMemory: a device or the host has run out of memory.
+        OutOfMemory: the device or the host has no more memory.
         ArgumentError: the device, shape or type is invalid.
         NotSupported: the memory cannot be shared.
     """
@@ -320,7 +320,7 @@ class Buffer(_library.Owner):
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> Buffer:
-        """Returns rows of the first dimension, as a view: ``buffer[2:5]``."""
+        """Returns a view of some rows (indices of the first dimension), for example ``buffer[2:5]``."""
         if not isinstance(rows, slice) or rows.step not in (None, 1) or not self.shape:
             raise TypeError("a buffer supports slices of its first dimension with step 1; for others use numpy.asarray(buffer)")
         first, last, _ = rows.indices(self.shape[0])
@@ -360,7 +360,7 @@ class Buffer(_library.Owner):
         return (1, 0) if self.on_host else (2, self.device)
 
     def __dlpack__(self, **arguments: Any) -> Any:
-        """Returns a DLPack capsule, through the framework that has this memory as an array: NumPy, or on GPUs CuPy or torch."""
+        """Returns a DLPack capsule. It is created by a framework that can view this memory as an array: NumPy, or on GPUs CuPy or torch."""
         return self._array().__dlpack__(**arguments)
 
     def _typestr(self) -> str:
@@ -395,15 +395,15 @@ class Buffer(_library.Owner):
         return torch.as_tensor(as_bytes, device=f"cuda:{self.device}").view(dtype).view(self.shape)
 
     def memoryview(self) -> memoryview:
-        """Returns the bytes, for the CPU to read and write."""
+        """Returns a memoryview of the bytes, for reading and writing by the CPU."""
         self._must_be_on_host("memoryview")
         # A pointer that keeps the owning pointer alive.
         start = ffi.cast("char *", self._base) + (self.address - int(ffi.cast("uintptr_t", self._base)))
         return memoryview(ffi.buffer(_held(start, self._base), self.nbytes))
 
     def numpy(self) -> Any:
-        """Returns the memory as a NumPy array, which keeps it alive. For ``bfloat16``, the array has the type that the package ml_dtypes
-        defines; without that package it has raw bytes.
+        """Returns the memory as a NumPy array, which keeps the memory alive. For ``bfloat16``, the array has the type from the package
+        ml_dtypes. If that package is not installed, the array contains raw bytes.
         """
         self._must_be_on_host("a NumPy array")
         import numpy
@@ -457,23 +457,23 @@ class _Freed:
 
 
 class Registered(_library.Owner):
-    """Registration of pageable host memory. It pins the memory in place, so that plans made from now on access it directly.
+    """Registration of pageable host memory. It pins the memory, so that plans created afterwards access it directly.
 
         with mpgpu.Registered(weights):           # a NumPy array, a tensor on the CPU, a memoryview, mmap.mmap, …
             mpgpu.copy(on_gpu, weights)
 
-    Holds the memory until :meth:`close`, the end of the ``with`` block or its own release, each of which waits for all work enqueued in the
-    context. Blocks while threads make the pages resident.
+    Keeps the memory alive and pinned until :meth:`close`, the end of the ``with`` block, or the release of this object. Each of them blocks
+    until all work that is enqueued in the context has finished. The constructor blocks while threads make the pages resident.
 
     Args:
         memory: contiguous host memory. Read-only memory can be a source, if the driver can pin it.
-        huge_pages: True if its pages may be made resident as huge pages.
-        context: by default :func:`default_context`.
+        huge_pages: True if huge pages may be used for the memory.
+        context: the context in which the memory is registered. The default is :func:`default_context`.
 
     Raises:
         ArgumentError: the memory is already pinned, or is not host memory.
         NotSupported: the driver cannot pin the memory.
-        OutOfMemory: the host has run out of memory.
+        OutOfMemory: the host has no more memory.
     """
 
     __slots__ = ("__weakref__", "_context", "_pinned", "nbytes")
@@ -488,7 +488,7 @@ class Registered(_library.Owner):
         self._pinned: Any = ffi.gc(ffi.cast("void *", found.pointer), _Freed(self._context, lib.mp_memory_unregister, found))
 
     def close(self) -> None:
-        """Unpins the memory after all work enqueued in the context has finished. A second call does nothing."""
+        """Unpins the memory. Blocks until all work that is enqueued in the context has finished. A second call does nothing."""
         pinned, self._pinned = self._pinned, None
         if pinned is not None:
             ffi.gc(pinned, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Streams that callers pass, and the current streams of frameworks."""
+"""Streams that callers pass, and the current streams of frameworks such as torch and CuPy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAST_HANDLE = 2**64 - 1
 
 
 class Current:
-    """Access to the stream that a framework has current on a device, evaluated at each use."""
+    """The stream that is current in a framework on one device. It is looked up at each use."""
 
     __slots__ = ("_device_now", "_handle_now", "_on", "device", "is_known", "key")
 
@@ -68,15 +68,15 @@ class Current:
 
     @staticmethod
     def fixed(handle: int, device: int | None = None) -> Current:
-        """Returns an object for the stream that the producer of an array has specified."""
+        """Returns an object for a stream that does not change: the one that the producer of an array has specified."""
         return Current((handle, device), device, lambda: handle, None, None)
 
     def handle(self) -> int:
         return self._handle_now()
 
     def here(self, handle: int) -> AbstractContextManager[Any] | None:
-        """Returns the context manager to enter before ``handle`` is used. The handle of a default stream refers to the stream of the
-        current GPU.
+        """Returns the context manager that must be entered before ``handle`` is used. It makes the device current, because the handle of a
+        default stream refers to the current GPU.
         """
         if handle > LAST_DEFAULT or self.device is None:
             return None
@@ -90,7 +90,7 @@ _of_torch: dict[int, tuple[Any, Current]] = {}
 
 
 def make_current(device: int) -> AbstractContextManager[Any]:
-    """Makes a GPU current for the calling thread, through a framework that the program has imported."""
+    """Makes a GPU current for the calling thread. Uses a framework that the program has already imported."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         on: AbstractContextManager[Any] = torch.cuda.device(device)
@@ -111,7 +111,9 @@ def _checked(handle: int) -> int:
 
 
 def given(stream: StreamLike) -> tuple[int, int | None]:
-    """Returns the handle of a caller's stream. Also returns its device if the handle does not identify it, as for a default stream."""
+    """Returns the handle of a stream that the caller passes. Also returns its device if the handle does not identify the device, as for a
+    default stream.
+    """
     if type(stream) is int:
         return _checked(stream), None
     protocol = getattr(stream, "__cuda_stream__", None)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Executions whose request was dropped while they ran. They are kept, with all the memory that they need, until they have finished.
+"""Executions that were still running when their request was dropped. They are kept, with all the memory that they need, until they have
+finished.
 
-They are checked when further executions begin or are waited for, when plans are made and when memory is allocated. The list belongs to the
-process, because a context that held it would keep itself alive.
+They are checked when further executions are enqueued or waited for, when plans are created and when memory is allocated. The list belongs
+to the process. If it belonged to a context, it would keep that context alive.
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ _SECONDS_AT_EXIT = 10.0
 
 
 def hold(request: Any, plan: object) -> None:
-    """Keeps ``plan`` until the execution has finished.
-
-    Calls nothing of the library. The garbage collector may call this at any time, even between a failed call and the reading of its error.
+    """Keeps ``plan`` alive until the execution has finished. Does not call the library, because the garbage collector may call this
+    function at any time, even between a failed call and the reading of its error.
     """
     held.append((request, plan))
 
 
 def collect(most: int) -> None:
-    """Checks up to ``most`` executions, up to the first that is still running, and releases those that have finished."""
+    """Checks at most ``most`` executions and releases those that have finished. Stops at the first that is still running."""
     if not held:
         return
     done = ffi.new(_INT)

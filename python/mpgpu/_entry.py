@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Messages that call a function of their receiver, as entry methods of Charm++ do. mpgpu/entry.hpp uses the same wire format."""
+"""Messages that call a function on the receiving rank, like entry methods in Charm++. The wire format is that of mpgpu/entry.hpp."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ Entry = TypeVar("Entry", bound=_Function)
 
 
 class Arrival:
-    """Message that has arrived, passed to the function that it calls."""
+    """Message that has arrived. It is passed to the function that is registered for its tag. A message consists of arguments (bytes) and
+    parts (arrays).
+    """
 
     __slots__ = ("_descriptors", "_messenger", "_placed", "arguments", "rank", "sizes", "tag")
 
@@ -55,11 +57,11 @@ class Arrival:
         self._descriptors = [descriptor for descriptor, _ in table]
 
     def into(self, *parts: Array, stream: StreamLike | None = None) -> Awaitable[list[MessageInfo]]:
-        """Receives ``parts`` into arrays on devices or the host, after earlier work in ``stream``. ``await`` the result before you read the
-        arrays.
+        """Receives the parts of the message into the arrays ``parts``, on devices or the host, after earlier work in ``stream``. ``await``
+        the result before you read the arrays. The receive starts immediately.
 
-        Starts immediately. If this message was sent by :meth:`Messenger.send` or has one part, further messages for the same function wait
-        until this method is called.
+        If this message was sent by :meth:`Messenger.send` or has one part, further messages for the same function are delayed until this
+        method is called.
 
         Raises:
             The exceptions of :meth:`Messenger.receive`.
@@ -81,7 +83,7 @@ async def _ended(message: Receive) -> MessageInfo:
 
 
 class SentEntry:
-    """Request for a message that calls a function: ``await`` it, or call :meth:`synchronize`, before its parts are written again."""
+    """Request for the completion of :meth:`Entries.send`. ``await`` it, or call :meth:`synchronize`, before the sent arrays are reused."""
 
     __slots__ = ("_messages",)
 
@@ -89,7 +91,7 @@ class SentEntry:
         self._messages = messages
 
     def synchronize(self) -> None:
-        """Blocks until the memory of all parts may be written again. Raises the exceptions of :meth:`Message.synchronize`."""
+        """Blocks until the memory of all sent arrays may be reused. Raises the exceptions of :meth:`Message.synchronize`."""
         for message in self._messages:
             message.synchronize()
 
@@ -99,20 +101,20 @@ class SentEntry:
 
 
 class Entries:
-    """Functions that are called for messages of a messenger, by tag.
+    """Table of functions that are called for messages with given tags.
 
         entries = mpgpu.Entries(messenger)
 
         @entries.on_message(BAR)
-        async def bar(message):                       # the message has arrived
+        async def bar(message):                       # called when the message has arrived
             grid = torch.empty(message.sizes[0] // 4, device="cuda")
-            await message.into(grid)                  # sets the destination and waits for the bytes
+            await message.into(grid)                  # sets the destination and waits for the data
             ...
 
         server = asyncio.create_task(entries.serve())
         await entries.send(rank, BAR, b"arguments", [grid])
 
-    An object must be used by one event loop only. Nothing else may receive messages of these tags.
+    Use an object in one event loop only. Do not receive messages with these tags in any other way.
     """
 
     __slots__ = ("_control", "_functions", "_messenger")
@@ -124,7 +126,7 @@ class Entries:
         self._functions: list[tuple[int, int, _Function]] = []
 
     def on_message(self, tag: int, *, mask: int = 2**63 - 1) -> Callable[[Entry], Entry]:
-        """Makes messages call the decorated ``async`` function if their tag equals ``tag`` in all bits that are set in ``mask``."""
+        """Registers the decorated ``async`` function for messages whose tag equals ``tag`` in all bits that are set in ``mask``."""
 
         # Rejects invalid tags here instead of in `serve`.
         _tags(tag, mask)
@@ -136,12 +138,12 @@ class Entries:
         return register
 
     def send(self, rank: int, tag: int, arguments: bytes = b"", parts: Sequence[Array] = (), stream: StreamLike | None = None) -> SentEntry:
-        """Sends ``arguments`` and ``parts``, which are arrays on devices and the host. Does not wait.
+        """Sends a message with ``arguments`` and ``parts`` to rank ``rank``. Does not block.
 
         Args:
             rank, tag, stream: arguments with the same meaning, and the same errors, as for :meth:`Messenger.send`.
-            arguments: any number of bytes.
-            parts: as many arrays as the function takes.
+            arguments: any number of bytes. They are read during the call.
+            parts: arrays on devices or the host, as many as the receiving function expects.
         """
         messenger = self._messenger
         if len(parts) <= 1 and len(arguments) <= _MOST_METADATA and all(memory_of(x, "a part").nbytes for x in parts):
@@ -161,7 +163,7 @@ class Entries:
         return SentEntry([released for _, _, released in described])
 
     async def serve(self) -> None:
-        """Calls functions for arriving messages until the task is cancelled. Raises the exceptions of these functions."""
+        """Receives messages and calls the registered functions, until the task is cancelled. Raises the exceptions of these functions."""
         loop = asyncio.get_running_loop()
         failed: asyncio.Future[None] = loop.create_future()
         tasks: set[asyncio.Task[None]] = set()

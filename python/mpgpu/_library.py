@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Shared library of the wheel, and helpers for every call: statuses as exceptions, strings, options."""
+"""Access to the shared library, and helpers for every call: exceptions for statuses, strings, options."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ SIGNAL_WAIT = {
 
 
 class Owner:
-    """Owner of an object of the library, which is released together with it. Cannot be copied, because two owners would release the object
-    twice.
+    """Base class for Python objects that own an object of the library. The library's object is released together with the Python object.
+    Such an object cannot be copied, because two owners would release it twice.
     """
 
     __slots__ = ()
@@ -66,7 +66,7 @@ def string(text: Any) -> str:
 
 
 def failure(status: int) -> Error:
-    """Returns the exception for the status that a call on this thread has just returned."""
+    """Returns the exception for an error status that a call on this thread has just returned."""
     info = sized("mp_error_info_t *")
     message, driver_code, argument = "", 0, None
     if lib.mp_last_error_info(info) == 0 and info.status == status:
@@ -83,14 +83,14 @@ def check(status: int) -> None:
 
 
 def sized(kind: str) -> Any:
-    """Returns a struct that starts with its size and is otherwise zero, as the header's _INIT macros initialise it."""
+    """Returns a C struct in which the field ``size`` is set and all other fields are 0, like the _INIT macros of the header."""
     struct = ffi.new(kind)
     struct.size = ffi.sizeof(struct[0])
     return struct
 
 
 def text_of(function: Callable[..., int], *arguments: Any) -> str:
-    """Returns the text that a function writes, after a first call for its length."""
+    """Returns the text that a C function writes. Calls the function twice: first for the length, then for the text."""
     length = ffi.new("size_t *")
     check(function(*arguments, NULL, 0, length))
     while True:
@@ -125,7 +125,7 @@ def choice(name: str, values: dict[Any, int], value: Any) -> int:
 
 
 def option(name: str, value: int | None, most: int = 2**64 - 1) -> int:
-    """Returns a number for an options struct. ``None`` selects the default, which is 0."""
+    """Returns the number for a field of an options struct. ``None`` selects the default, which is 0."""
     return 0 if value is None else number(name, value, most)
 
 
@@ -139,7 +139,9 @@ def number(name: str, value: Any, most: int = 2**64 - 1) -> int:
 
 
 def whole(value: Any) -> int | None:
-    """Returns the value as an integer if it is an integer, including NumPy's types; ``None`` for any other value, including booleans."""
+    """Returns the value as an ``int`` if it is an integer, including integers of NumPy. Returns ``None`` for any other value, including
+    booleans.
+    """
     if type(value) is int:
         return value
     try:

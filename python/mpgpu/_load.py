@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Loading of tensors from a file onto devices."""
+"""Loading of tensors from a safetensors file onto devices."""
 
 from __future__ import annotations
 
@@ -60,20 +60,22 @@ def load(
     progress: bool = False,
     context: Context | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Loads the tensors of a safetensors file onto ``device`` and returns them by name. Copies directly from the file's pages, over all
-    links that help, and reads each byte once.
+    """Loads the tensors of a safetensors file onto ``device`` and returns them by name. The data are copied directly from the pages of the
+    file, over all suitable links, and each byte is read once.
 
     Args:
-        path: the file. Its length must not change until the call returns; if bytes are missing the call raises and returns nothing.
-        device: one device for all tensors, or a mapping from names to devices. Tensors that the mapping does not name are not read.
+        path: path of the file. Its length must not change until the call returns. If data are missing, the call raises an exception and
+            returns nothing.
+        device: one device for all tensors, or a mapping from names of tensors to devices. Tensors that the mapping does not contain are not
+            read.
         progress: True to write progress messages to stderr.
-        context: the context that moves the tensors, by default :func:`mpgpu.default_context`.
+        context: the context that executes the copies. The default is :func:`mpgpu.default_context`.
 
     Raises:
-        ArgumentError: the file has another format or is truncated (the message gives the reason); torch lacks an element type; or a name or
-            a device does not exist.
-        OSError: the file cannot be opened or read; the message gives the system's reason.
-        OutOfMemory, MemoryError: a device or the host has run out of memory.
+        ArgumentError: the file has another format or is truncated (the message contains the reason); torch lacks an element type; or a name
+            or a device does not exist.
+        OSError: the file cannot be opened or read. The message contains the reason that the system reports.
+        OutOfMemory, MemoryError: a device or the host has no more memory.
     """
     name = os.fsdecode(path)
     with open_file(path) as file:

@@ -2,8 +2,8 @@
 """Messages that tasks of an asyncio event loop await.
 
 A message that arrives within microseconds should cost no more than polling for it. If it takes longer, the loop should run other tasks.
-Waiting therefore has three phases. A task that is the only one to await polls in place for a few microseconds. Then the loop polls between
-its other tasks for a few hundred microseconds. Then the library calls back, on its own thread.
+Waiting therefore has three phases. First, if no other task awaits a message, the task itself polls for a few microseconds. Then the event
+loop polls between its other tasks for a few hundred microseconds. Then the library calls back from its own thread.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def _told(waiting: _Waiting, message: Message) -> Generator[Any, None, None]:
 
 
 def awaited(message: Message) -> Generator[Any, None, None]:
-    """Returns when the message has ended. If the task is cancelled meanwhile, it cancels the message, or waits for its bytes."""
+    """Returns when the message has ended. If the task is cancelled before that, the message is cancelled; if it has already matched, waits
+    until its data have arrived.
+    """
     waiting = _here()
     try:
         now = _now()
@@ -140,7 +142,7 @@ _numbers = itertools.count(1)
 
 
 def call_when_ended(waiting: _Waiting, message: Message) -> None:
-    """Asks the library to notify the waiting tasks when a message has ended."""
+    """Requests a callback from the library that wakes the waiting tasks when a message has ended."""
     if message._called_in is waiting:
         return
     number = next(_numbers)
@@ -175,7 +177,7 @@ def _look_at(waiting: _Waiting, message: Message) -> None:
 
 
 def all_called(seconds: float = _SECONDS_AT_EXIT) -> None:
-    """Waits until the library has made all callbacks."""
+    """Blocks until the library has made all requested callbacks."""
     until = time.monotonic() + seconds
     while _owed and time.monotonic() < until:
         time.sleep(0.0001)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Memory of arrays and tensors of other libraries, read through the protocols that they implement."""
+"""Memory of arrays and tensors of other libraries. It is found through the protocols that they implement, for example DLPack."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DL_CPU, _DL_CUDA, _DL_CUDA_HOST = 1, 2, 3
 
 
 class Memory:
-    """Contiguous range of bytes, and the object that keeps it allocated."""
+    """Contiguous memory range, and the object that keeps it allocated."""
 
     __slots__ = ("context", "current", "device", "elements", "keep", "name", "nbytes", "on_gpu", "pointer", "readonly", "settle")
 
@@ -66,11 +66,12 @@ class Memory:
 
 
 def memory_of(value: Any, name: str, is_written: bool = False) -> Memory:
-    """Returns the memory range of an object that has memory.
+    """Returns the memory range of an array, tensor or other object with memory.
 
     Args:
-        name: the name in error messages, for example ``dst of transfer 3``.
-        is_written: True if bytes are written there, so that a contiguous copy would not help.
+        name: name of the object in error messages, for example ``dst of transfer 3``.
+        is_written: True if the caller writes to the memory. Then the error message does not suggest a contiguous copy, because the data
+            would be written to the copy.
     """
     own = getattr(value, "_mpgpu_memory", None)
     if own is not None:
@@ -187,7 +188,9 @@ _PARTS = {
 
 
 def why_no_memory(torch: Any, tensor: Any) -> str | None:
-    """Returns the reason why a tensor has no memory that holds exactly its elements, with the remedy; ``None`` if it has."""
+    """Returns the reason, with the remedy, why a tensor has no memory that contains exactly its elements. Returns ``None`` if it has such
+    memory.
+    """
     layout = str(tensor.layout).rpartition(".")[2]
     if tensor.is_nested:
         return "a nested tensor has parts of several shapes: pass its parts, x.unbind()"
@@ -226,7 +229,7 @@ def _why_not_in_storage(torch: Any, tensor: Any) -> str:
 
 
 def check_storage(memory: Memory) -> None:
-    """Raises if the memory belonged to a tensor whose storage has been given other memory since."""
+    """Raises an ArgumentError if the memory belongs to a tensor whose storage has moved to other memory since then."""
     # Only memory of tensors has a name.
     if not memory.name or not memory.nbytes:
         return
@@ -240,9 +243,10 @@ def check_storage(memory: Memory) -> None:
 
 
 class Storages:
-    """Storages of torch among the memories of a plan. ``resize_`` may give a storage other memory although the plan holds it.
+    """Storages of the torch tensors in a plan. ``resize_`` may move a storage to other memory although the plan keeps it alive.
 
-    ``asked`` are calls and ``answers`` their results at planning. Comparing them takes 0.1 to 0.2 us per storage.
+    ``asked`` are functions that return the current address and size, and ``answers`` are their results when the plan was made. Comparing
+    them takes 0.1 to 0.2 us per storage.
     """
 
     __slots__ = ("_names", "answers", "asked")
@@ -263,7 +267,7 @@ class Storages:
             self._names.append(memory.name)
 
     def check(self) -> None:
-        """Raises if a storage has other memory than at planning."""
+        """Raises an ArgumentError if a storage has moved to other memory since the plan was made."""
         now = [ask() for ask in self.asked]
         if now == self.answers:
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Messages between the ranks of a node: channels, and messengers with tags."""
+"""Messages between the ranks of a node: messengers (messages with tags) and channels (messages in order, without tags)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _new_info(metadata: Any = None) -> Any:
 
 
 class MessageInfo(NamedTuple):
-    """Message that a receiver gets."""
+    """Properties of a received message: source rank, tag, size and metadata."""
 
     rank: int
     """Rank that sent the message."""
@@ -72,13 +72,14 @@ class MessageInfo(NamedTuple):
 
 
 class Message(Request):
-    """Request for a send or a receive: ``await`` it, or call :meth:`synchronize`. Channels and messengers create it.
+    """Request for a send or a receive. ``await`` it, or call :meth:`synchronize`. Channels and messengers create it.
 
     Awaiting polls for a few microseconds and then yields to the event loop. Many messages may be awaited concurrently. If a task is
-    cancelled while it awaits, the message is cancelled; if it has already matched, the task first waits for its bytes. The caller may then
-    reuse the memory. May be used from any thread.
+    cancelled while it awaits, the message is cancelled. If the message has already matched, the task first waits until its data have
+    arrived. The caller may then reuse the memory.
 
-    Holds its memory and the messenger. A send that is dropped continues. A receive that is dropped before it has matched is cancelled.
+    May be used from any thread. Keeps the memory and the messenger alive. If the request of a send is dropped, the send continues. If the
+    request of a receive is dropped before it has matched, the receive is cancelled.
     """
 
     __slots__ = ("_called_in", "_info", "_is_receive", "_metadata")
@@ -93,18 +94,19 @@ class Message(Request):
         self._metadata: Any = _new(_METADATA) if has_metadata else None
 
     def synchronize(self) -> MessageInfo | None:  # type: ignore[override]
-        """Blocks until the message has arrived, or until the memory of a send may be reused. Other Python threads can run meanwhile.
+        """Blocks until the message of a receive has arrived, or until the memory of a send may be reused. Other Python threads can run
+        meanwhile.
 
         Returns:
-            The message for a receive; ``None`` for a send.
+            The properties of the message for a receive; ``None`` for a send.
 
         Raises:
-            MessageTruncated: the message is longer than the buffer. It stays in the queue, and the next matching receive gets it.
-            PeerGone: the other rank has exited or left.
+            MessageTruncated: the message is longer than the buffer. It is not lost: the next matching receive gets it.
+            PeerGone: the other rank has exited or has destroyed its messenger.
             Cancelled: the message was cancelled, or its messenger was destroyed.
 
-        In the main thread it also raises exceptions that a signal handler raises, for example on Ctrl-C. The message then continues and may
-        be waited for again.
+        In the main thread it also raises exceptions that a signal handler raises, for example on Ctrl-C. The message then continues, and
+        this method may be called again.
         """
         super().synchronize()
         return self.info
@@ -118,7 +120,7 @@ class Message(Request):
 
     @property
     def info(self) -> MessageInfo | None:
-        """Message that a receive has matched, as soon as it has; otherwise ``None``."""
+        """Properties of the message that a receive has matched. ``None`` if it has not matched yet."""
         if not self._is_receive:
             return None
         if self._info is None:
@@ -130,16 +132,19 @@ class Message(Request):
         return MessageInfo(found.rank, found.tag & ~_CHANNEL, found.bytes, metadata)
 
     def cancel(self) -> bool:
-        """Cancels a message that has not matched, and then returns true. Waiting for it then raises :class:`Cancelled`."""
+        """Tries to cancel the message, and returns true if it was cancelled. Only a message that has not matched can be cancelled. Waiting
+        for it then raises :class:`Cancelled`.
+        """
         cancelled = _new(_INT)
         self._check_unless_ended(lib.mp_request_cancel(self._request[0], cancelled))
         return bool(cancelled[0])
 
     def wait(self, stream: StreamLike | None = None) -> None:
-        """Makes later work in a stream wait for the message. That work sees the received bytes, and may overwrite the sent ones.
+        """Makes all work that is enqueued in a stream from now on wait for the message. That work sees the received data, and may overwrite
+        the sent data. Does not block.
 
-        Does not block the host. ``stream`` has the same meaning as for :meth:`Messenger.send`. If the message fails, the stream continues
-        and :meth:`synchronize` raises.
+        ``stream`` has the same meaning as for :meth:`Messenger.send`. If the message fails, the stream continues nevertheless, and
+        :meth:`synchronize` raises the error.
         """
         held = self._held
         if held is not None:
@@ -203,7 +208,7 @@ class Message(Request):
 
 
 class Receive(Message):
-    """Request for a receive, which returns the received message."""
+    """Request for a receive. Its result is the properties of the received message."""
 
     __slots__ = ()
 
@@ -239,16 +244,17 @@ def _place(
 
 
 class Messenger(_library.Owner):
-    """Endpoint for messages with tags between the ranks of a node, matched by MPI's rules. All ranks create it together, with equal
-    options.
+    """Messenger: object through which one rank exchanges messages with tags with the other ranks of a node. Messages match as in MPI.
 
-    Messages from one rank to another do not overtake each other: a receive takes the first that it matches. Messages of different
-    messengers never match. Dropping the last reference to the messenger and its messages notifies the other ranks that this one has left.
+    All ranks create it together, with equal options. Messages from one rank to another do not overtake each other: a receive gets the first
+    message that it matches. Messages of different messengers never match. When the last reference to the messenger and its messages is
+    dropped, the other ranks are notified that this rank has left.
 
     Args:
         node: the node of the ranks.
-        operations: maximum number of a rank's unreceived sends, and of its unfinished receives; ``None`` for 1024.
-        messages: maximum number of messages from one rank that wait for receives by another; ``None`` for 4096.
+        operations: maximum number of sends of one rank that are not yet received, and of its receives that have not ended. ``None`` selects
+            1024.
+        messages: maximum number of messages of one rank that wait for receives of one other rank. ``None`` selects 4096.
 
     Raises:
         The exceptions of :class:`Node`.
@@ -283,24 +289,24 @@ class Messenger(_library.Owner):
 
     @property
     def context(self) -> Context:
-        """Context of this rank."""
+        """Context of the calling rank."""
         return self._context
 
     def send(self, x: Array, rank: int, tag: int = 0, stream: StreamLike | None = None, *, metadata: bytes = b"") -> Message:
-        """Sends all bytes of ``x``. Does not wait until they are received.
+        """Sends the whole memory of ``x`` to rank ``rank``. Does not block.
 
         Args:
             x: any object with memory that :class:`Plan` accepts. It must stay unchanged until the message has ended.
-            rank: the receiving rank, which may be this one.
-            tag: the tag that a receive matches, below 2**63.
-            stream: the stream whose earlier work writes the bytes, in any form that :meth:`Plan.execute` accepts. ``None`` selects the
-                current torch or CuPy stream if ``x`` is a torch or CuPy array in GPU memory, otherwise mpgpu's own stream for the device.
+            rank: the receiving rank. It may be the calling rank.
+            tag: the tag with which a receive matches the message, below 2**63.
+            stream: the stream whose earlier work writes ``x``, in any form that :meth:`Plan.execute` accepts. ``None`` selects the current
+                torch or CuPy stream if ``x`` is a torch or CuPy array in GPU memory, otherwise mpgpu's own stream for the device.
             metadata: up to 256 bytes that arrive with the message; any object with the buffer protocol.
 
         Raises:
-            ArgumentError: an invalid argument.
-            PeerGone: the other rank has exited or left.
-            QueueFull: too many of this rank's sends have not been received. Nothing was sent.
+            ArgumentError: an argument is invalid.
+            PeerGone: the other rank has exited or has destroyed its messenger.
+            QueueFull: too many sends of this rank have not been received. Nothing was sent.
         """
         rank, tag = _library.number("rank", rank, self.ranks - 1), _library.number("tag", tag, _CHANNEL - 1)
         if type(metadata) is not bytes:
@@ -311,15 +317,15 @@ class Messenger(_library.Owner):
         return self._send(x, rank, tag, stream, metadata)
 
     def receive(self, x: Array, rank: int = ANY, tag: int = ANY, stream: StreamLike | None = None, *, mask: int = _CHANNEL - 1) -> Receive:
-        """Receives a message into ``x``, after earlier work in ``stream``. Does not wait. A message shorter than ``x`` leaves the rest of
-        ``x`` unchanged.
+        """Receives a message into ``x``, after earlier work in ``stream``. Does not block. If the message is shorter than ``x``, the rest
+        of ``x`` is unchanged.
 
         Args:
             x: writable memory, at least as large as the message.
-            rank: the sending rank, or ``ANY``.
-            tag: the tag, or ``ANY``.
-            stream: the stream after whose earlier work ``x`` is written; ``None`` has the same meaning as for :meth:`send`.
-            mask: the bits of the tag that must match.
+            rank: the sending rank, or ``ANY`` for any rank.
+            tag: the tag, or ``ANY`` for any tag.
+            stream: the stream after whose earlier work ``x`` is written. ``None`` has the same meaning as for :meth:`send`.
+            mask: the bits of the tag that must be equal.
 
         Raises:
             The exceptions of :meth:`send`.
@@ -328,7 +334,8 @@ class Messenger(_library.Owner):
         return self._receive(x, self._rank(rank), tag, mask, stream, True)
 
     def probe(self, rank: int = ANY, tag: int = ANY, *, mask: int = _CHANNEL - 1) -> MessageInfo | None:
-        """Returns the message that a receive would take now, or ``None``. Does not receive it.
+        """Returns the properties of the message that a receive with these arguments would get now, without receiving it. Returns ``None``
+        if there is no such message. Does not block.
 
         Args:
             rank, tag, mask: arguments with the same meaning as for :meth:`receive`.
@@ -437,18 +444,18 @@ def _tags(tag: int, mask: int) -> tuple[int, int]:
 
 
 class Channel(_library.Owner):
-    """Channel between this rank and another, or from this rank to itself. Messages that one rank sends arrive at the other in order.
+    """Channel: sends messages, in order and without tags, between this rank and another rank or within this rank.
 
         channel = mpgpu.Channel(node, rank)
         await channel.send(x)
         await channel.receive(y)                  # or .synchronize() instead of await
 
-    The first channels that two ranks create to each other form one channel, the second ones another, and so on. A channel to the calling
-    rank itself receives the messages that it sends.
+    The first channel that a rank creates to another rank is connected to the first channel that the other rank creates to it, the second
+    to the second, and so on. A channel of a rank to itself receives the messages that it sends.
 
     Args:
-        messenger: the messenger that moves the messages. With a :class:`Node`, the node's own messenger, which all ranks create together at
-            the first channel of any rank.
+        messenger: the messenger that sends the messages. If it is a :class:`Node`, the node's own messenger is used. All ranks create that
+            messenger together when they create their first channel.
         rank: the other rank.
     """
 
@@ -468,16 +475,14 @@ class Channel(_library.Owner):
         self._tag = _CHANNEL | number
 
     def send(self, x: Array, stream: StreamLike | None = None) -> Message:
-        """Sends all bytes of ``x``. Starts immediately; ``await`` the result, or call ``.synchronize()``, before ``x`` is written again.
-
-        Arguments and errors are those of :meth:`Messenger.send`.
+        """Sends the whole memory of ``x`` to the other rank. Does not block. ``await`` the result, or call its ``synchronize()``, before
+        you overwrite ``x``. Arguments and errors are those of :meth:`Messenger.send`.
         """
         return self._messenger._send(x, self.rank, self._tag, stream, b"")
 
     def receive(self, x: Array, stream: StreamLike | None = None) -> Receive:
-        """Receives the next message into ``x``. Starts immediately; ``await`` the result, or call ``.synchronize()``, before ``x`` is read.
-
-        Arguments and errors are those of :meth:`Messenger.receive`.
+        """Receives the next message from the other rank into ``x``. Does not block. ``await`` the result, or call its ``synchronize()``,
+        before you read ``x``. Arguments and errors are those of :meth:`Messenger.receive`.
         """
         return self._messenger._receive(x, self.rank, self._tag, _ALL_BITS, stream, False)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Devices and element types, by the names that frameworks use for them."""
+"""Conversion of names of devices and element types, as frameworks use them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _DEVICE = re.compile(r"(?:(?:cuda|gpu):?(?P<gpu>\d+)?|cpu(?::0)?|host:?(?P<domai
 
 
 def device_number(value: Any, name: str = "device") -> int:
-    """Returns the device number that the library uses, for a device given as ``0``, ``"cuda:0"``, ``"cpu"``, or a torch or CuPy device
-    object. ``name`` appears in error messages.
+    """Returns the device number for a device that is given as ``0``, ``"cuda:0"``, ``"cpu"``, or a torch or CuPy device object. ``name`` is
+    the name of the argument in error messages.
     """
     found = whole(value)
     if found is None:
@@ -83,7 +83,9 @@ Elements = Optional[tuple[str, tuple[int, ...]]]
 
 
 def element_type(dtype: Any) -> str:
-    """Returns the short name of an element type in NumPy (``<f4``), or its name in torch if NumPy lacks it (``bfloat16``)."""
+    """Returns the short name of an element type in NumPy, for example ``<f4``. If NumPy lacks the type, returns its name in torch, for
+    example ``bfloat16``.
+    """
     found = _known(dtype)
     if found is None:
         found = _of_numpy(dtype)
@@ -144,8 +146,8 @@ def _of_numpy(dtype: Any) -> str | None:
 
 
 def itemsize_of(name: str) -> int:
-    """Returns the size of an element in bytes, from the short name of its type: ``<f4``, ``<M8[s]``, ``<U2`` (its length is in characters),
-    ``bfloat16``.
+    """Returns the size in bytes of an element from the short name of its type, for example ``<f4``, ``<M8[s]``, ``bfloat16`` or ``<U2``
+    (text of two characters).
     """
     size = WITHOUT_NUMPY.get(name)
     if size is not None:
@@ -159,7 +161,7 @@ _LETTERS = {**dict.fromkeys("bhilqn", "i"), **dict.fromkeys("BHILQN", "u"), **di
 
 
 def elements_of_view(view: memoryview) -> Elements:
-    """Returns the element type and shape of memory that supports the buffer protocol. Structures are not interpreted."""
+    """Returns the element type and the shape of an object that supports the buffer protocol. Fields of structures are not interpreted."""
     order, letter = (view.format[0], view.format[1:]) if view.format[:1] in "<>=@!" and len(view.format) > 1 else ("", view.format)
     if letter in ("B", "b", "c") and view.ndim == 1:
         return None
@@ -173,7 +175,7 @@ _BFLOAT = 4
 
 
 def elements_of_dlpack(code: int, bits: int, lanes: int, shape: list[int]) -> Elements:
-    """Returns the element type and shape of memory that supports DLPack, from its type codes."""
+    """Returns the element type and the shape of an object that supports DLPack, from the type codes of DLPack."""
     if lanes != 1 or bits % 8:
         return None
     kind = _OF_DLPACK.get(code)
@@ -182,8 +184,8 @@ def elements_of_dlpack(code: int, bits: int, lanes: int, shape: list[int]) -> El
 
 
 def elements_of(value: Any, found: Elements) -> Elements:
-    """Returns the element type and shape of any object with memory. For objects without ``dtype``, ``found`` is what the object's memory
-    protocol has returned.
+    """Returns the element type and the shape of any object with memory. ``found`` is the result of the object's memory protocol. It is used
+    if the object has no ``dtype``.
     """
     if hasattr(value, "_mpgpu_memory"):
         own: Elements = value._elements
@@ -202,6 +204,8 @@ def elements_of(value: Any, found: Elements) -> Elements:
 
 
 def are_alike(dst: Any, src: Any) -> bool:
-    """Returns true if two arrays of one framework have the same type and shape. A fast check that may return false for equal types."""
+    """Returns true if two arrays of one framework have the same type and shape. This is a fast check: it may return false although the
+    types are equal.
+    """
     one, other = getattr(dst, "dtype", None), getattr(src, "dtype", None)
     return one is not None and type(one) is type(other) and not isinstance(one, str) and bool(one == other) and dst.shape == src.shape

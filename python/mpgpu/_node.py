@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Nodes: groups of ranks on one machine that plan transfers together."""
+"""Nodes: groups of processes (ranks) on one machine that plan their transfers together."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ same number of bytes.
 
 
 class End(NamedTuple):
-    """Source or destination of a :class:`NodeTransfer`: a position in a window, which is a memory range that a rank passes to
-    :meth:`Node.plan`.
+    """Source or destination of a :class:`NodeTransfer`: a rank, the index of one of its windows, and an offset in bytes. A window is a
+    memory range that a rank passes to :meth:`Node.plan`.
     """
 
     rank: int
@@ -40,7 +40,9 @@ class End(NamedTuple):
 
 
 class NodeTransfer(NamedTuple):
-    """Copy between windows (memory ranges passed to :meth:`Node.plan`) of two ranks, or within one rank."""
+    """Copy from a window of one rank to a window of another or the same rank. A window is a memory range that a rank passes to
+    :meth:`Node.plan`.
+    """
 
     dst: End
     """Destination."""
@@ -55,8 +57,8 @@ _COLLECTIVE_TAG = 2**64 - 1
 
 
 class HalfTransfer(NamedTuple):
-    """Send or receive descriptor: one rank's side of a transfer. It contains this rank's memory, the other rank and a tag, but no address
-    in the other rank's memory.
+    """Send or receive descriptor: one rank's side of a transfer. It contains this rank's memory, the other rank and a tag. It does not
+    contain the position in the other rank's memory.
     """
 
     memory: Array
@@ -70,23 +72,25 @@ class HalfTransfer(NamedTuple):
 
 
 def send_to(rank: int, memory: Array, tag: int = 0) -> HalfTransfer:
-    """Returns a descriptor that sends ``memory`` to a rank. That rank passes :func:`receive_from` with this rank and the same tag."""
+    """Returns a descriptor that sends all of ``memory`` to rank ``rank`` of the node. That rank passes a :func:`receive_from` descriptor
+    with the calling rank and the same tag.
+    """
     return HalfTransfer(memory, rank, tag, True)
 
 
 def receive_from(rank: int, memory: Array, tag: int = 0) -> HalfTransfer:
-    """Returns a descriptor that receives all of ``memory`` from a rank. That rank passes :func:`send_to` with this rank, the same tag and
-    the same size.
+    """Returns a descriptor that receives all of ``memory`` from rank ``rank`` of the node. That rank passes a :func:`send_to` descriptor
+    with the calling rank, the same tag and the same size.
     """
     return HalfTransfer(memory, rank, tag, False)
 
 
 class NodePlan(Plan):
-    """Plan for all transfers between the ranks of a node in one step (one execution of the plan). Every rank executes its transfers in
-    every step. :meth:`Node.plan` creates it.
+    """Plan for all transfers between the ranks of a node. :meth:`Node.plan` creates it. One execution by all ranks is a step. Every rank
+    executes every step.
 
-    Dropping the plan waits for the executions that this rank has enqueued. Other ranks that have executed the plan more often than this
-    rank get :class:`PeerGone`.
+    Dropping the plan blocks until the executions that this rank has enqueued have finished. Other ranks that have executed the plan more
+    often than this rank get :class:`PeerGone`.
     """
 
     __slots__ = ()
@@ -96,23 +100,26 @@ class NodePlan(Plan):
 
 
 class Node(_library.Owner):
-    """Node: processes (ranks) on one machine that plan transfers together. Each has its own context. All ranks create the node together.
+    """Node: group of processes (ranks) on one machine that plan their transfers together. Each process has its own context. All ranks
+    create the node together; the constructor blocks until all have called it.
 
-    Ranks find each other in one of the following ways:
+    The ranks find each other in one of the following ways:
 
     - ``comm``: a communicator of mpi4py, or any object with ``Get_rank()``, ``Get_size()`` and ``allgather(object)``;
-    - ``rank``, ``ranks`` and ``allgather``: a function that takes this rank's bytes and returns the bytes of all ranks;
-    - ``rank``, ``ranks`` and ``socket``: a path, equal on all ranks, in a folder that they may all write to. They wait for one minute.
+    - ``rank``, ``ranks`` and ``allgather``: a function that takes this rank's bytes and returns the list of the bytes of all ranks;
+    - ``rank``, ``ranks`` and ``socket``: the path of a Unix socket, equal on all ranks, in a directory to which all of them can write. The
+      ranks wait at most one minute for each other.
 
     Args:
-        devices: the GPUs that this rank uses; by default the visible GPUs, divided evenly if they are visible to several ranks.
-        context: the context of this rank; by default :func:`default_context`.
+        devices: the GPUs that this rank uses. By default these are the visible GPUs; GPUs that are visible to several ranks are divided
+            evenly.
+        context: the context of this rank. The default is :func:`default_context`.
 
     Raises:
-        RankError: another rank has failed, and the message contains the reason; or the allgather function has failed, and its exception is
-            the ``__cause__``.
-        NotSupported: some ranks are on other machines, or no rank can find out how the GPUs are connected.
-        ArgumentError: an invalid argument.
+        RankError: another rank has failed, and the message contains its reason. Or the allgather function has failed; its exception is the
+            ``__cause__``.
+        NotSupported: some ranks are on other machines, or no rank can determine how the GPUs are connected.
+        ArgumentError: an argument is invalid.
     """
 
     __slots__ = ("__weakref__", "_callback", "_context", "_gathering", "_handle", "_lock", "_messenger", "rank", "ranks")
@@ -179,8 +186,8 @@ class Node(_library.Owner):
 
     @property
     def device(self) -> int:
-        """First GPU that this rank uses. Raises ArgumentError if there is none, because there are more ranks than GPUs or another rank has
-        listed the same GPU.
+        """First GPU that this rank uses. Raises ArgumentError if it uses no GPU, because there are more ranks than GPUs or another rank
+        uses the GPU that both have listed.
         """
         number = ffi.new("int32_t *")
         self._check(lib.mp_node_device(self._handle, number))
@@ -188,7 +195,7 @@ class Node(_library.Owner):
 
     @property
     def devices(self) -> list[int]:
-        """GPUs that this rank uses: those that it passed as ``devices``, otherwise those visible GPUs that were assigned to it. Empty if
+        """GPUs that this rank uses: those that it passed as ``devices`` or, without that argument, its share of the visible GPUs. Empty if
         there are fewer GPUs than ranks.
         """
         count = ffi.new("size_t *")
@@ -212,23 +219,24 @@ class Node(_library.Owner):
         relay_chunks: int | None = None,
         host_chunks: int | None = None,
     ) -> NodePlan:
-        """Plans all transfers between the ranks in one step. All ranks call it together.
+        """Plans all transfers between the ranks together, so that they do not compete for links. All ranks call it together. Blocks until
+        all ranks have called it.
 
         Args:
-            windows: memory ranges of this rank to which transfers may refer. They must be contiguous and writable, on a device of the node,
-                or on the host from :func:`mpgpu.empty` with ``shared=True``. Only the rank that owns pageable host memory can move it.
-            transfers: the transfers that this rank sends or receives; one of the two ranks passes each of them. ``((rank, window, offset),
-                (rank, window, offset), bytes)`` is accepted as a :class:`NodeTransfer`.
+            windows: memory ranges of this rank from or to which transfers copy. They are contiguous and writable, on a device of the node
+                or in host memory. Other ranks can access host memory only if it is from :func:`mpgpu.empty` with ``shared=True``.
+            transfers: transfers that this rank sends or receives. Only one of the two ranks passes each transfer. A tuple ``((rank, window,
+                offset), (rank, window, offset), bytes)`` of destination, source and size is accepted as a :class:`NodeTransfer`.
             engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_chunks, host_chunks: options with the same meaning as
                 for :class:`Plan`, equal on all ranks.
-            relay_gpus: the GPUs that may relay bytes, as for :class:`Plan`. They are numbered in the order in which the ranks list or see
-                their GPUs.
+            relay_gpus: the GPUs through which data of other GPUs may be forwarded, as for :class:`Plan`. The GPUs of the node are numbered
+                rank by rank, in the order in which each rank lists or sees them.
 
-        The plan holds the windows. Its executions are those of :class:`Plan`: later work of the stream sees all bytes that this rank
-        receives in the step, and may overwrite the bytes that it sent. Every rank executes every step.
+        The plan keeps the windows alive. Its executions are like those of :class:`Plan`: later work in the stream sees all data that this
+        rank receives in the step (execution), and may overwrite the data that it sent. Every rank executes every step.
 
         Raises:
-            As :class:`Plan` and :class:`Node`.
+            The exceptions of :class:`Plan` and :class:`Node`.
         """
         try:
             memories = [_writable(window, f"window {index}") for index, window in enumerate(windows)]
@@ -256,18 +264,18 @@ class Node(_library.Owner):
         relay_chunks: int | None = None,
         host_chunks: int | None = None,
     ) -> NodePlan:
-        """Plans the transfers that send and receive descriptors define. Use it if ranks do not know the position of the bytes in the other
-        rank's memory, as with MPI. In all other respects it behaves like :meth:`plan`.
+        """Plans the transfers that are described by send and receive descriptors. Use descriptors if the ranks do not know the positions of
+        the data in each other's memory, as with MPI. Otherwise like :meth:`plan`.
 
         Args:
-            halves: send and receive descriptors from :func:`send_to` and :func:`receive_from`. Sends match receives by source,
-                destination and tag, in the order in which each rank passes them. A descriptor without a match, or with a different size,
-                is an error.
+            halves: send and receive descriptors from :func:`send_to` and :func:`receive_from`. Sends match receives by source, destination
+                and tag, in the order in which each rank passes them. A descriptor without a match, or whose size differs from its match, is
+                an error.
             engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus, relay_chunks, host_chunks: options with the
                 same meaning as for :meth:`plan`.
 
         Raises:
-            As :meth:`plan`.
+            The exceptions of :meth:`plan`.
         """
         try:
             memories, copies = [], []
@@ -288,11 +296,11 @@ class Node(_library.Owner):
         return self._plan(memories, handed, options)
 
     def broadcast(self, memory: Array, root: int) -> list[HalfTransfer]:
-        """Returns this rank's descriptors for a broadcast, which :meth:`plan_exchange` takes. It copies the root's ``memory`` into that of
-        all other ranks.
+        """Returns this rank's descriptors for a broadcast, to pass to :meth:`plan_exchange`. The plan copies ``memory`` of the root to
+        ``memory`` of all other ranks.
 
         Args:
-            memory: memory of equal size on all ranks; written on all ranks except the root.
+            memory: memory of equal size on all ranks. It is written on all ranks except the root.
             root: the rank that sends.
 
         Raises:
@@ -301,37 +309,37 @@ class Node(_library.Owner):
         return self._halves("broadcast", root, memory, memory, None)
 
     def scatter(self, source: Array | None, destination: Array, root: int, *, sizes: Sequence[int] | None = None) -> list[HalfTransfer]:
-        """Returns this rank's descriptors for a scatter. It copies consecutive parts of the root's ``source`` into the ``destination`` of
-        each rank.
+        """Returns this rank's descriptors for a scatter, to pass to :meth:`plan_exchange`. The plan copies consecutive parts of the root's
+        ``source`` to the ``destination`` of each rank. Errors are those of :meth:`broadcast`.
 
         Args:
-            source: the memory that is distributed; read on the root only, ``None`` on other ranks.
-            destination: this rank's part.
-            root: the rank that sends. Errors are those of :meth:`broadcast`.
-            sizes: size of each rank's part in bytes, as a list that is equal on all ranks; ``None`` if all parts have the size of this
+            source: the memory that is distributed. Used only on the root; ``None`` on other ranks.
+            destination: the memory that receives this rank's part.
+            root: the rank that sends.
+            sizes: size of each rank's part in bytes, as a list that is equal on all ranks. ``None`` if all parts have the size of this
                 rank's part.
         """
         return self._halves("scatter", root, source, destination, sizes)
 
     def gather(self, source: Array, destination: Array | None, root: int, *, sizes: Sequence[int] | None = None) -> list[HalfTransfer]:
-        """Returns this rank's descriptors for a gather. It copies the ``source`` of each rank into consecutive parts of the root's
-        ``destination``.
+        """Returns this rank's descriptors for a gather, to pass to :meth:`plan_exchange`. The plan copies the ``source`` of each rank to
+        consecutive parts of the root's ``destination``. Errors are those of :meth:`broadcast`.
 
         Args:
             source: this rank's part.
-            destination: the memory that receives all parts; written on the root only, ``None`` on other ranks.
+            destination: the memory that receives all parts. Used only on the root; ``None`` on other ranks.
             root: the rank that receives.
             sizes: size of each rank's part, in the same form as for :meth:`scatter`.
         """
         return self._halves("gather", root, source, destination, sizes)
 
     def all_gather(self, source: Array, destination: Array, *, sizes: Sequence[int] | None = None) -> list[HalfTransfer]:
-        """Returns this rank's descriptors for an all-gather. It copies the ``source`` of each rank into consecutive parts of the
-        ``destination`` of all ranks.
+        """Returns this rank's descriptors for an all-gather, to pass to :meth:`plan_exchange`. The plan copies the ``source`` of each rank
+        to consecutive parts of the ``destination`` of all ranks. Errors are those of :meth:`broadcast`.
 
         Args:
             source: this rank's part. It is not copied if it is already at its position in ``destination``.
-            destination: memory of the size of all parts together.
+            destination: the memory that receives all parts. Its size is the sum of the sizes of all parts.
             sizes: size of each rank's part, in the same form as for :meth:`scatter`.
         """
         return self._halves("all_gather", 0, source, destination, sizes)
@@ -339,14 +347,14 @@ class Node(_library.Owner):
     def all_to_all(
         self, source: Array, destination: Array, *, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
     ) -> list[HalfTransfer]:
-        """Returns this rank's descriptors for an all-to-all. It copies consecutive parts of ``source`` to the ranks, and receives one part
-        from each rank into ``destination``.
+        """Returns this rank's descriptors for an all-to-all, to pass to :meth:`plan_exchange`. The plan copies one part of ``source`` to
+        each rank, and one part from each rank to ``destination``. Errors are those of :meth:`broadcast`.
 
         Args:
             source: this rank's parts for all ranks, in rank order. It must not overlap ``destination``.
             destination: the memory that receives one part from each rank, in rank order.
-            sent, received: bytes sent to each rank, and received from each; ``None`` if all parts have equal size. If two ranks disagree,
-                planning fails on all ranks, and the error names both.
+            sent, received: number of bytes sent to each rank, and received from each rank, as lists. ``None`` if all parts have equal size.
+                If the sizes of a sender and its receiver differ, planning fails on all ranks, and the error text names both ranks.
         """
         try:
             whole, into = memory_of(source, "source"), _writable(destination, "destination")
@@ -419,10 +427,11 @@ class Node(_library.Owner):
         return plan
 
     def fail(self, reason: str) -> None:
-        """Joins the current or next collective call of the other ranks as a failed rank.
+        """Makes the current or next collective call of the other ranks fail with :class:`RankError` and the text ``reason``. Blocks until
+        the other ranks have made their call.
 
-        That call then fails on them with :class:`RankError` and ``reason``. Use it on a rank that cannot make the call itself, for example
-        because it could not allocate memory. A call that rejects its own arguments notifies the other ranks without this function.
+        Use this method if this rank cannot make the collective call itself, for example because it could not allocate memory. A collective
+        call that rejects its own arguments already notifies the other ranks.
         """
         self._check(lib.mp_node_fail(self._handle, _text(reason)))
 

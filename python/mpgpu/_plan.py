@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Plans, their executions, and single copies."""
+"""Plans of copies, their executions, and single copies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ Pair = tuple[Array, Array]
 
 
 class PlanInfo(NamedTuple):
-    """Properties of a plan. Times are in seconds, and are predicted by the cost model unless stated otherwise. Sizes are in bytes."""
+    """Properties of a plan. Sizes are in bytes and times in seconds. Times are predicted by the performance model unless stated otherwise.
+    ``mp_plan_info_t`` in mpgpu.h describes the fields.
+    """
 
     predicted_seconds: float
     """Predicted time of one execution, seconds."""
@@ -77,10 +79,10 @@ class PlanInfo(NamedTuple):
 
 
 class Request(_library.Owner):
-    """Execution of a plan that can be waited for.
+    """Request: an execution of a plan for whose completion the program can wait.
 
-    Holds the plan and therefore all memory that the execution needs. If the request is dropped before the execution has finished, mpgpu
-    keeps them until then: nothing blocks, and nothing is freed too early. May be used from any thread.
+    Keeps the plan alive, and therefore all memory that the execution needs. If the request is dropped before the execution has finished,
+    mpgpu keeps them until then. Dropping it does not block. May be used from any thread.
     """
 
     __slots__ = ("__weakref__", "_asked", "_error", "_held", "_lock", "_request")
@@ -96,10 +98,10 @@ class Request(_library.Owner):
         self._lock = threading.Lock()
 
     def synchronize(self) -> None:
-        """Blocks until the execution has finished. Every call raises the execution's error, if it has one. Other Python threads can run
-        meanwhile.
+        """Blocks until the execution has finished. If the execution has failed, every call raises its error.
 
-        If a signal handler raises an exception in the main thread, for example on Ctrl-C, the wait ends and the execution continues.
+        Other Python threads can run meanwhile. If a signal handler raises an exception in the main thread, for example on Ctrl-C, the wait
+        ends and the execution continues.
         """
         if self._held is not None:
             with self._lock:
@@ -111,7 +113,7 @@ class Request(_library.Owner):
             raise copies.copy(self._error)
 
     def done(self) -> bool:
-        """Returns true if the execution has finished. Does not block. Raises the execution's error."""
+        """Returns true if the execution has finished. Does not block. If the execution has failed, raises its error."""
         if not self._has_ended():
             return False
         if self._error is not None:
@@ -260,38 +262,41 @@ def _check_memory(context: Context, memory: Memory, name: str) -> None:
 
 
 class Plan(_library.Owner):
-    """Plan for a batch of copies. It is made once and executed any number of times.
+    """Plan: a prepared batch of copies. It is created once and executed any number of times.
 
     ``Plan([(dst, src), …])`` copies all bytes of each ``src`` into its ``dst``. Both must have the same type and shape. Raw bytes, for
-    example from :func:`empty` without a type, have neither and match everything. The copies of a batch run in no particular order, so no
-    destination may overlap another destination or a source. The plan keeps the memory of all its arrays alive. Their contents are read at
-    each execution.
+    example from :func:`empty` without a type, have neither and match every type and shape. The copies run in no particular order. No
+    destination may overlap another destination or a source. The plan keeps the memory of all its arrays alive. Each execution copies their
+    current contents.
 
     Args:
-        transfers: pairs of objects with ``__dlpack__``, ``__cuda_array_interface__``, ``__array_interface__`` or the buffer protocol.
+        transfers: pairs (destination, source) of objects with ``__dlpack__``, ``__cuda_array_interface__``, ``__array_interface__`` or the
+            buffer protocol.
         context: the context that executes the copies. By default it is the context of the :class:`Buffer` objects among the transfers,
             otherwise :func:`default_context`.
-        as_bytes: True if source and destination may differ in type and shape, as long as they have the same size.
-        engine: ``"stream"``, ``"graph"``, ``"batch"`` or ``"kernel"``; ``None`` selects the engine that the model predicts to be fastest.
-        max_paths: maximum number of paths per transfer; 1 gives plain copies.
-        host_path: True if copies between GPUs may pass through host memory.
-        chunk_bytes: size of a chunk on staged paths (through another GPU or host memory) in bytes, at least 4096.
-        relay_chunks, host_chunks: number of chunks of each path through another GPU, and through host memory. Take precedence over
+        as_bytes: True if source and destination may differ in type and shape. Their sizes must still be equal.
+        engine: mechanism by which the plan is executed: ``"stream"``, ``"graph"``, ``"batch"`` or ``"kernel"``. ``None`` selects the one
+            with the shortest predicted time.
+        max_paths: maximum number of paths over which one transfer is distributed. With 1 all copies are direct.
+        host_path: True if copies between GPUs may use a path through host memory.
+        chunk_bytes: chunk size on paths with staging memory (through another GPU or host memory) in bytes, at least 4096.
+        relay_chunks, host_chunks: number of chunks on each path through another GPU, and on each path through host memory. They override
             ``chunk_bytes``.
-        min_bytes: size in bytes below which a transfer uses one path only.
-        staging_bytes: maximum staging memory on each device, bytes.
-        relay_gpus: the GPUs that may relay bytes for others; ``()`` for none, ``None`` for all.
-        adapt: True if executions choose among variants of the plan (all paths, half of the staged bytes, plain copies) by their measured
-            times, which is the default.
+        min_bytes: transfer size in bytes below which a transfer uses only one path.
+        staging_bytes: maximum size of the staging memory on each device, bytes.
+        relay_gpus: the GPUs through which data of other GPUs may be forwarded; ``()`` for none, ``None`` for all.
+        adapt: True (the default) if executions measure variants of the plan and then use the fastest. The variants use all paths, half of
+            the staged bytes, or only direct copies.
 
     Raises:
         ArgumentError: memory is not contiguous, is read-only or overlaps; sizes, types or shapes differ; or an option is invalid. The
-            message gives the index of the transfer.
+            message contains the index of the transfer.
         TypeError: an object has no memory.
         NotSupported: no path connects two devices.
-        OutOfMemory: a device or the host has run out of memory.
+        OutOfMemory: a device or the host has no more memory.
 
-    May be used from several threads concurrently. Planning blocks for a few microseconds; planning the same request again is a look-up.
+    May be used from several threads concurrently. Planning blocks for a few microseconds. Planning the same copies again takes only a
+    look-up.
     """
 
     __slots__ = (
@@ -401,20 +406,18 @@ class Plan(_library.Owner):
 
     @property
     def context(self) -> Context:
-        """Context of the plan."""
+        """Context that executes the plan."""
         return self._context
 
     def execute(self, stream: StreamLike | None = None) -> Request:
-        """Enqueues one execution and returns without waiting for it.
-
-        The execution starts after all earlier work in the stream, and later work in the stream starts after it.
+        """Enqueues one execution of the plan, after all earlier work in the stream and before all later work. Does not block.
 
         Args:
-            stream: a torch, CuPy or mpgpu stream, an object with ``__cuda_stream__``, or a handle (0 is the default stream of the current
-                GPU). ``None`` selects the current torch or CuPy stream, if the transfers contain torch or CuPy arrays. If they contain
-                arrays on several GPUs or from both frameworks, the execution runs after the earlier work and before the later work in all
-                of their current streams. Without such arrays, ``None`` selects mpgpu's own stream, which runs executions in order; wait for
-                the request.
+            stream: a torch, CuPy or mpgpu stream, an object with ``__cuda_stream__``, or a stream handle as a number (0 is the default
+                stream of the current GPU). ``None`` selects the current torch or CuPy stream, if the transfers contain torch or CuPy arrays
+                in GPU memory. If these arrays are on several GPUs or from both frameworks, the execution is ordered with all of their
+                current streams: after their earlier work and before their later work. If there are no such arrays, ``None`` selects mpgpu's
+                own stream, which runs executions in order. The program must then wait for the returned request.
 
         Raises:
             ArgumentError: the stream is invalid, or memory was freed, for example by torch's ``storage.resize_``.
@@ -499,7 +502,9 @@ class Plan(_library.Owner):
         return made
 
     def prepare(self, stream: StreamLike | None = None) -> None:
-        """Prepares the first execution in ``stream``, so that it takes no longer than later ones. Moves no data."""
+        """Performs the one-time setup for executions in ``stream``, so that the first execution takes no longer than later ones. Copies no
+        data.
+        """
         if stream is not None:
             number, device = given(stream)
             here = make_current(device) if device is not None else None
@@ -512,18 +517,18 @@ class Plan(_library.Owner):
             check(lib.mp_plan_prepare(self._handle, _cast(_STREAM, number)))
 
     def describe(self) -> str:
-        """Returns a description of the plan as text: the paths, the bytes and chunks on each path, the staging memory, the predicted time,
-        and the reasons why other paths were rejected.
+        """Returns a description of the plan as text: the paths, the size of the data and of the chunks on each path, the staging memory,
+        the predicted time, and why other paths were rejected.
         """
         return _library.text_of(lib.mp_plan_describe, self._handle, lib.MP_FORMAT_TEXT)
 
     def describe_json(self) -> dict[str, Any]:
-        """Returns the same description as :meth:`describe`, as a dict."""
+        """Returns the description of :meth:`describe` as a dict."""
         return _library.json_of(_library.text_of(lib.mp_plan_describe, self._handle, lib.MP_FORMAT_JSON))
 
     @property
     def info(self) -> PlanInfo:
-        """Properties of the plan."""
+        """Properties of the plan, for example its predicted time."""
         found = sized("mp_plan_info_t *")
         check(lib.mp_plan_get_info(self._handle, found))
         return PlanInfo(*(getattr(found, name) for name in PlanInfo._fields))
@@ -547,17 +552,18 @@ def _entered(here: AbstractContextManager[Any] | None) -> AbstractContextManager
 
 
 def copy(dst: Array, src: Array, stream: StreamLike | None = None, *, context: Context | None = None, as_bytes: bool = False) -> Request:
-    """Copies all bytes of ``src`` into ``dst``, which has the same type and shape: a plan of one transfer, executed once.
+    """Copies all bytes of ``src`` into ``dst``. Both must have the same type and shape.
 
-    With a ``stream`` the copy is enqueued there and may still run on return. Without one, if both arrays are torch or CuPy arrays in GPU
-    memory, the copy is enqueued in their current stream; otherwise it has finished on return.
+    If ``stream`` is given, the copy is enqueued in that stream and may still run on return. If ``stream`` is ``None`` and both arrays are
+    torch or CuPy arrays in GPU memory, the copy is enqueued in their current stream and may still run on return. In all other cases the
+    copy has finished on return.
 
     Args:
         dst: the destination, an object with ``__dlpack__``, ``__cuda_array_interface__``, ``__array_interface__`` or the buffer protocol.
         src: the source, an object of the same kind.
         stream: the stream in which the copy runs, in any form that :meth:`Plan.execute` accepts.
-        context: the context that executes the copy; its default is that of :class:`Plan`.
-        as_bytes: True if ``dst`` may differ from ``src`` in type and shape, as long as both have the same size.
+        context: the context that executes the copy. The default is that of :class:`Plan`.
+        as_bytes: True if ``dst`` may differ from ``src`` in type and shape. The sizes must still be equal.
 
     Errors are those of :class:`Plan` and :meth:`Plan.execute`.
     """
@@ -565,7 +571,7 @@ def copy(dst: Array, src: Array, stream: StreamLike | None = None, *, context: C
 
 
 def copy_planned(plan: Plan, stream: StreamLike | None) -> Request:
-    """Executes a plan that is used once. Waits for it if no stream of the caller is ordered after it."""
+    """Executes a plan that is used once. Blocks until the execution has finished, unless it is ordered by a stream of the caller."""
     request = plan.execute(stream)
     if stream is None and not (plan._is_on_gpus and plan._currents and plan._currents[-1].is_known):
         request.synchronize()

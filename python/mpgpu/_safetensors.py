@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Files of the safetensors format: opening, reading the header, and reasons why a file is not valid.
+"""Files of the safetensors format: opens a file, reads its header, and reports why a file is invalid.
 
-Format: eight bytes with the length of the header, the header in JSON, then the bytes of the tensors without gaps.
+Format: eight bytes with the length of the header, the header in JSON, then the data of the tensors without gaps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OTHERS = (
 
 
 class Entry(NamedTuple):
-    """Tensor of a file. Offsets are relative to the start of the file, in bytes."""
+    """Description of a tensor in a file. Offsets are relative to the start of the file, in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,11 +51,11 @@ class Entry(NamedTuple):
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a regular file for reading. Does not wait for the writer of a FIFO.
+    """Opens a regular file for reading. If the path is a FIFO, does not block until a writer opens it.
 
     Raises:
-        OSError: the file cannot be opened; the message gives the system's reason.
-        ArgumentError: it is not a regular file.
+        OSError: the file cannot be opened. The message contains the reason that the system reports.
+        ArgumentError: the path is not a regular file.
     """
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     mode = os.fstat(file.fileno()).st_mode
@@ -67,10 +67,10 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_header(file: BinaryIO, path: str) -> dict[str, Entry]:
-    """Returns the tensors of a file by name, in the order of their bytes.
+    """Returns the descriptions of the tensors in a file by name, in the order of their data.
 
     Raises:
-        ArgumentError: the file has another format or is truncated, or the header contradicts itself or the file.
+        ArgumentError: the file has another format or is truncated, or its header is inconsistent.
     """
     size = os.fstat(file.fileno()).st_size
     start = file.read(_LENGTH.size + 1)

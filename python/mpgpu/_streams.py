@@ -15,14 +15,14 @@ _cast = ffi.cast
 
 
 class Stream(Owner):
-    """Stream of a context: its work runs in order, and is not ordered with other streams.
+    """Stream of a context: its work runs in order. It is not ordered with other streams.
 
-    On CUDA ``int(stream)`` is a ``cudaStream_t``, and ``__cuda_stream__`` passes it to other libraries. The stream is destroyed with its
-    last reference; enqueued work still runs. May be used from any thread.
+    On CUDA ``int(stream)`` is a ``cudaStream_t``, and ``__cuda_stream__`` passes the stream to other libraries. The stream is destroyed
+    with its last reference; work that is already enqueued still runs. May be used from any thread.
 
     Args:
         device: a GPU, for example ``0`` or ``"cuda:0"``, or host memory: ``HOST``, ``"cpu"``.
-        context: the context of the stream; by default :func:`default_context`.
+        context: the context of the stream. The default is :func:`default_context`.
 
     Raises:
         ArgumentError: the device does not exist.
@@ -44,7 +44,7 @@ class Stream(Owner):
             destroy(self._context._handle, self._handle)
 
     def synchronize(self) -> None:
-        """Blocks until all work enqueued so far has finished. Raises the error of that work."""
+        """Blocks until all work that is enqueued in the stream so far has finished. Raises the error of that work."""
         check(lib.mp_stream_synchronize(self._context._handle, self._handle))
         collect(len(held))
 

@@ -19,10 +19,10 @@ TorchDevice = Union[Device, torch.device]
 
 
 def torch_device(device: Any) -> Any:
-    """Returns the ``torch.device`` for the CPU, or for a CUDA device that torch sees, and its device number.
+    """Returns the ``torch.device`` and the device number for a device that is the CPU or a CUDA device that torch sees.
 
     Raises:
-        ArgumentError: it is another device.
+        ArgumentError: the device is of another kind.
     """
     number = whole(device)
     if number is not None and number < 0:
@@ -51,7 +51,7 @@ def torch_device(device: Any) -> Any:
 
 
 def host_number(device: Device) -> int:
-    """Returns the number by which mpgpu identifies a host NUMA domain.
+    """Returns the device number of a host NUMA domain.
 
     Raises:
         ArgumentError: the device is a GPU.
@@ -63,8 +63,8 @@ def host_number(device: Device) -> int:
 
 
 def allocating_for(stream: Any, where: Any) -> AbstractContextManager[Any]:
-    """Makes torch allocate memory that work in ``stream`` may write immediately. Memory that was freed in another stream may still be in
-    use there.
+    """Returns a context manager. Memory that torch allocates inside it may be written immediately by work in ``stream``. Without it, torch
+    could return memory that was freed in another stream and is still in use there.
     """
     if stream is None or where.type != "cuda":
         return contextlib.nullcontext()

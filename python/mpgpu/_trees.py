@@ -31,8 +31,8 @@ def tensors_of(tree: Any, name: str = "tree", *, allows_meta: bool = False) -> I
     """Yields each tensor of a tree, in order.
 
     Args:
-        name: the tree's name in messages.
-        allows_meta: True if only shapes and types are needed, not contents.
+        name: name of the tree in error messages.
+        allows_meta: True if the caller needs only shapes and types of the tensors, not their contents.
 
     Raises:
         ArgumentError: a tensor has no memory of its own, or an object may contain tensors but is not a tree.
@@ -107,7 +107,7 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def identity_of(tensor: Any) -> object:
-    """Returns a key that is equal for tensors that have the same elements in the same memory."""
+    """Returns a key that is equal for two tensors if they have the same elements in the same memory."""
     if not tensor.numel():
         return id(tensor)
     # Tensors on meta have no address.
@@ -118,7 +118,9 @@ def identity_of(tensor: Any) -> object:
 
 
 def twin_of(tree: Any, make: Callable[[list[Any]], list[Any]], *, allows_meta: bool = False) -> Any:
-    """Returns the tree with its tensors replaced. ``make`` gets each tensor once, even if it occurs several times in the tree."""
+    """Returns a copy of the tree in which each tensor is replaced by the result of ``make``. ``make`` is called once for each tensor, even
+    if the tensor occurs several times in the tree.
+    """
     places: dict[object, int] = {}
     distinct: list[Any] = []
     for tensor in tensors_of(tree, allows_meta=allows_meta):

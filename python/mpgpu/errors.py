@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Exceptions of mpgpu. The message comes from the library: it names the invalid value and the remedy.
+"""Exceptions of mpgpu. The message comes from the library. It contains the invalid value and the remedy.
 
 Every class derives from :class:`Error`. Some also derive from the corresponding built-in exception.
 """
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Error(RuntimeError):
-    """Error that a call to mpgpu has raised; base class of all others."""
+    """Base class of all exceptions of mpgpu."""
 
     status: str
     """Name of the status in C, for example ``MP_ERROR_OVERLAP``."""
@@ -46,58 +46,62 @@ class Error(RuntimeError):
 
 
 class ArgumentError(Error, ValueError):
-    """Invalid buffer, device, stream or option, or overlapping buffers of a batch."""
+    """Raised if a buffer, device, stream or option is invalid, or if buffers of a batch overlap."""
 
 
 class OutOfMemory(Error, MemoryError):
-    """Memory of a device or the host is exhausted."""
+    """Raised if a device or the host has no more memory."""
 
 
 class NotSupported(Error):
-    """Request that this machine or this build does not support: a path between two devices, a driver, a kind of memory."""
+    """Raised if this machine or this build does not support the request. For example, no path connects two devices, there is no GPU driver,
+    or memory cannot be shared.
+    """
 
 
 class ConfigurationError(Error):
-    """Invalid topology, environment variable or version of the library."""
+    """Raised if the topology or an environment variable is invalid, or if the library has an incompatible version."""
 
 
 class DriverError(Error):
-    """Error of the GPU driver or the operating system; ``driver_code`` is its code."""
+    """Raised if the GPU driver or the operating system reported an error. ``driver_code`` is the code of that error."""
 
 
 class DataCorruption(Error):
-    """Data that arrived corrupted. Checked only with ``MPGPU_VERIFY=bytes``."""
+    """Raised if copied data differ from the source. Checked only with ``MPGPU_VERIFY=bytes``."""
 
 
 class PeerGone(Error, ConnectionError):
-    """Peer that has exited, or that has freed memory which it shared."""
+    """Raised if a process on which the call depends has exited, or has freed memory that it shared."""
 
 
 class Timeout(Error, builtins.TimeoutError):
-    """Wait that has exceeded its time limit."""
+    """Raised if the time limit of a wait has expired."""
 
 
 class RankError(Error):
-    """Failure of a call that all ranks of a node make: on another rank, whose reason the message contains, or in the allgather function."""
+    """Raised if a collective call (made by all ranks of a node together) failed: on another rank, whose reason the message contains, or in
+    the allgather function.
+    """
 
 
 class MessageTruncated(Error):
-    """Message that is longer than the receive buffer. It was not received; a larger buffer can still receive it."""
+    """Raised if a message is longer than the receive buffer. The message is not lost: a receive with a larger buffer still gets it."""
 
     bytes: int | None = None
     """Size of the message, bytes, if it is known."""
 
 
 class Cancelled(Error):
-    """Message that was cancelled before it matched, or whose messenger was destroyed."""
+    """Raised if a message was cancelled before it matched, or if its messenger was destroyed."""
 
 
 class QueueFull(Error):
-    """Queue without room for another message. Nothing was sent or received."""
+    """Raised if a message queue is full. Nothing was sent or received."""
 
 
 class InternalError(Error):
-    """Defect of mpgpu. The context stays usable."""
+    """Raised if a defect of mpgpu was detected. The context remains usable."""
 
 
 BY_STATUS: dict[str, type[Error]] = {

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Tensors of a model in one batch: one plan moves a state dict or a list of tensors, over all links that help.
+"""Copies of the tensors of a model in one batch: one plan copies a state dict or a list of tensors, over all suitable links.
 
     import mpgpu.torch
-    weights = mpgpu.torch.pin(torch.load(path))          # once: into host memory that every GPU reads directly
+    weights = mpgpu.torch.pin(torch.load(path))          # once: into pinned host memory that all GPUs access directly
     model.load_state_dict(mpgpu.torch.to(weights, "cuda:0"), assign=True)
 
-    weights = mpgpu.torch.load("model.safetensors", "cuda:0")   # from the file, each byte once
+    weights = mpgpu.torch.load("model.safetensors", "cuda:0")   # from the file; each byte is read once
 
-A *tree* is a tensor, or a dict, list or tuple of trees. Numbers, strings and other values in it stay unchanged. Objects that may hold
-tensors but are not trees are rejected, with the remedy: a module (pass ``x.state_dict()``), an iterator or a view of a dict (``list(x)``),
-a NumPy array (``torch.as_tensor(x)``), and tensors without memory of their own (sparse, nested, quantized, on meta, DTensor and other
-wrappers). Autograd does not record these copies. Streams, lifetimes and errors are those of :func:`mpgpu.copy`.
+A *tree* is a tensor, or a dict, list or tuple of trees. Numbers, strings and other values in it stay unchanged.
+
+Objects that may contain tensors but are not trees are rejected with an error that states the remedy: a module (pass ``x.state_dict()``), an
+iterator or a view of a dict (``list(x)``), a NumPy array (``torch.as_tensor(x)``), and tensors without memory of their own (sparse, nested,
+quantized, on the meta device, DTensor and other wrappers).
+
+Autograd does not record these copies. Streams, lifetimes and errors are those of :func:`mpgpu.copy`.
 """
 
 from __future__ import annotations
@@ -57,14 +60,13 @@ Tree = TypeVar("Tree")
 def empty(
     size: int | Sequence[int], dtype: torch.dtype | None = None, *, device: Device = HOST, context: Context | None = None
 ) -> torch.Tensor:
-    """Returns a CPU tensor in pinned memory that mpgpu allocates, which plans spread over the PCIe links of all GPUs. Its contents are
-    undefined.
+    """Allocates an uninitialised CPU tensor in pinned memory of mpgpu. Plans copy such memory over the PCIe links of all GPUs.
 
     Args:
         size: number of elements, or one number per dimension.
-        dtype: by default torch's default type.
+        dtype: element type. The default is torch's default type.
         device: host domain: :data:`mpgpu.HOST`, ``"cpu"`` or ``mpgpu.host(1)``.
-        context: the context that allocates it; by default :func:`mpgpu.default_context`.
+        context: the context that allocates the memory. The default is :func:`mpgpu.default_context`.
     """
     host = host_number(device)
     if dtype is not None and not isinstance(dtype, torch.dtype):
@@ -73,10 +75,8 @@ def empty(
 
 
 def empty_like(tree: Tree, *, device: Device = HOST, context: Context | None = None) -> Tree:
-    """Returns pinned tensors of the same shapes and types as those of ``tree``, in one allocation. Tensors that share memory in ``tree``
-    also share it in the result.
-
-    Tensors of ``tree`` may be on meta.
+    """Allocates uninitialised pinned tensors with the shapes and types of the tensors in ``tree``, in one allocation. Tensors that share
+    memory in ``tree`` also share memory in the result. The tensors in ``tree`` may be on the meta device.
     """
     host = host_number(device)
     twin: Tree = twin_of(tree, lambda tensors: _carve_like(tensors, host, context), allows_meta=True)
@@ -84,7 +84,7 @@ def empty_like(tree: Tree, *, device: Device = HOST, context: Context | None = N
 
 
 def pin(tree: Tree, *, device: Device = HOST, context: Context | None = None) -> Tree:
-    """Copies the tensors of a tree into pinned memory, in one allocation, and returns the copies when the bytes have arrived."""
+    """Copies the tensors of a tree into pinned memory, in one allocation, and returns the copies. Blocks until the copies have finished."""
     host = host_number(device)
 
     def make(tensors: list[Any]) -> list[Any]:
@@ -100,7 +100,7 @@ def pin(tree: Tree, *, device: Device = HOST, context: Context | None = None) ->
 
 
 def plan(dst: Tree, src: Tree, **options: Any) -> Plan:
-    """Returns one plan that copies each tensor of ``src`` into the corresponding tensor of ``dst``. ``options`` are those of
+    """Returns one plan that copies each tensor of ``src`` into the corresponding tensor of ``dst``. ``options`` are the options of
     :class:`mpgpu.Plan`.
 
     Raises:
@@ -112,8 +112,8 @@ def plan(dst: Tree, src: Tree, **options: Any) -> Plan:
 
 
 def copy(dst: Tree, src: Tree, stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
-    """Copies each tensor of ``src`` into the corresponding tensor of ``dst``, as one batch. The copy has finished on return in the same
-    cases as for :func:`mpgpu.copy`.
+    """Copies each tensor of ``src`` into the corresponding tensor of ``dst``, as one batch. The rules for when the copy has finished are
+    those of :func:`mpgpu.copy`.
     """
     return copy_planned(plan(dst, src, context=context), stream)
 
@@ -131,18 +131,20 @@ def to(
 
 
 def to(tree: Any, device: Any, stream: StreamLike | None = None, *, context: Context | None = None) -> Any:
-    """Returns new tensors on ``device`` with the contents of the tensors in ``tree``, which are copied as one batch.
+    """Returns new tensors on ``device`` with the contents of the tensors in ``tree``. The copies are made as one batch.
 
-    Without a ``stream``, returns when host memory is no longer read. With one, work of that stream may use the tensors. Tensors that share
-    memory in ``tree`` also share it in the result. None of them requires a gradient. GPU tensors that are not contiguous are first made
-    contiguous in torch's current stream; if ``stream`` is another stream, the host waits until this has finished.
+    If ``stream`` is ``None``, the call returns when host memory is no longer read. If ``stream`` is given, later work in that stream may
+    use the new tensors. Tensors that share memory in ``tree`` also share memory in the result. None of the new tensors requires a gradient.
+    GPU tensors that are not contiguous are first made contiguous in torch's current stream. If ``stream`` is another stream, the call
+    blocks until this has finished.
 
     Args:
-        tree: the tensors to move.
-        device: one device for all tensors. Or a list of devices: each gets all tensors, a list of trees is returned, and GPUs forward their
-            bytes so that each byte leaves host memory once. Or a mapping from the keys of ``tree``, which is then a mapping, to devices.
+        tree: the tensors to copy.
+        device: one device for all tensors; or a list of devices; or a mapping from the keys of ``tree``, which is then a mapping, to
+            devices. With a list, each device gets all tensors, and a list of trees is returned. The GPUs then forward the data to each
+            other, so that each byte leaves host memory once.
         stream: a torch, CuPy or mpgpu stream.
-        context: the context that moves the tensors; by default :func:`mpgpu.default_context`.
+        context: the context that executes the copies. The default is :func:`mpgpu.default_context`.
 
     Raises:
         ArgumentError: an object is not a tree, or a device is neither the CPU nor a CUDA device. Also the errors of :func:`mpgpu.copy`.

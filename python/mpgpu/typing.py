@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Types of the package's parameters: memory, streams, devices and element types of any framework, defined by their protocols."""
+"""Types of the package's parameters: memory, streams, devices and element types of any framework. They are defined by the protocols that
+the objects support.
+"""
 
 from __future__ import annotations
 
