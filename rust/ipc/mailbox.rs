@@ -86,7 +86,8 @@ impl Capacity {
 /// Result of posting a send or a receive in a mailbox.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// The operation has matched the operation in the given slot. The rank that posted the later of the two copies the data.
+    /// The operation has matched the earlier operation in the given slot. The rank that posts the later operation, which is this rank,
+    /// copies the data.
     Matched(SlotId),
     /// The operation is queued until a matching one is posted.
     Queued,

@@ -440,7 +440,7 @@ impl ServiceState {
         }
     }
 
-    /// Implements [`Service::find`].
+    /// Returns the export with this key and secret. Returns `None` if there is no such export, or if its memory no longer exists.
     fn find(&self, key: AllocationKey, secret: Secret) -> Option<Export> {
         let exported = lock(&self.exports).by_key.get(&key).filter(|exported| exported.holder(secret).is_some()).cloned()?;
         self.check(key, exported)
@@ -455,7 +455,7 @@ impl ServiceState {
         Some(exported.export)
     }
 
-    /// Implements [`Service::withdraw`].
+    /// Ends the export of an allocation, and notifies the importers that have mapped the allocation.
     fn withdraw(&self, key: AllocationKey) {
         let withdrawn = lock(&self.exports).by_key.remove(&key);
         if withdrawn.is_some() {

@@ -290,7 +290,7 @@ impl MessageSlot {
         self.is_buffered.store(1, Ordering::Relaxed);
     }
 
-    /// Returns the state of the operation.
+    /// Returns the state of the send or receive in this slot.
     pub fn state(&self) -> SlotState {
         match self.state.load(Ordering::Acquire) {
             1 => SlotState::Queued,

@@ -126,7 +126,7 @@ impl Agent {
         }
     }
 
-    /// Returns the text about the agent that the plan's description contains.
+    /// Returns the text that represents the agent (copy engines or kernels) in the description of a plan.
     pub(super) fn describe(self) -> &'static str {
         match self {
             Agent::Auto { tells: false, .. } => "moved by the active variant",

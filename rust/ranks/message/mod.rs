@@ -1,21 +1,21 @@
 //! Implements messages between the ranks of a node, for programs that do not know all transfers in advance. A receive matches a send by
-//! tag, with MPI's rules. Alternatively, a rank describes a buffer, and another rank fetches the buffer by its descriptor.
+//! source and tag, by MPI's rules. Alternatively, a rank describes a buffer, and another rank fetches the buffer by this descriptor.
 //!
 //! Sends and receives are matched in shared memory ([`crate::ipc::mailbox`]). The operation that is posted later finds the earlier one and
 //! enqueues the copy, so no operation waits for a thread or for another call of the other rank. Each operation has flags that streams set
-//! and wait for. The flags keep the order of both sides' streams.
+//! and wait for. The flags order the copy after the earlier work in the streams of both ranks.
 //!
 //! The service thread, which answers ranks that import memory, detects that a rank has ended. It ends the operations that concern this
 //! rank, and no others.
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `post` | the calls: send, receive, describe, fetch, probe |
-//! | `slots` | slots for operations; sends and receives have separate ones |
-//! | `operation` | a request, from its post until its outcome is known |
-//! | `movement` | the movement of a match's bytes, in the order of both sides' streams |
-//! | `carried` | matches whose mover cannot map the other side's memory |
-//! | `buffers` | exported memory of this rank, and imported memory of others |
+//! | `post` | the calls: send, receive, probe for a message, describe a buffer, fetch a described buffer |
+//! | `slots` | the slots (records in shared memory) of operations; sends and receives have separate slots |
+//! | `operation` | an operation of this rank, from its post until its outcome is known |
+//! | `movement` | the copy of a matched send and receive, ordered after the work in the streams of both ranks |
+//! | `carried` | messages for which the rank that should make the copy cannot map the other rank's memory |
+//! | `buffers` | exported memory of this rank, and imported memory of other ranks |
 
 mod buffers;
 mod carried;
