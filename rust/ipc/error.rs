@@ -6,22 +6,22 @@ use std::io;
 /// Error of memory sharing between processes.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum IpcError {
-    /// The bytes do not form a valid handle.
+    /// The bytes that were passed do not form a valid memory handle.
     #[error("{0}")]
     Corrupt(String),
-    /// The handle or the peer belongs to another version of the library.
+    /// The memory handle, or the process that exported the memory, belongs to another version of the library.
     #[error("{0}")]
     Version(String),
-    /// The operation is not supported here. The text gives the reason and an alternative.
+    /// The operation is not supported in this environment. The text gives the reason and an alternative.
     #[error("{0}")]
     NotSupported(String),
-    /// The peer has exited or has freed the memory.
+    /// The process that exported the memory has exited or has freed the memory.
     #[error("{0}")]
     PeerGone(String),
-    /// The peer did not answer within the maximum time.
+    /// The process that exported the memory did not answer within the maximum time.
     #[error("{0}")]
     Timeout(String),
-    /// The operating system returned an error.
+    /// The operating system returned an error. The fields are the name of the failed call, the error text and the error code.
     #[error("{what}: {reason} (code {code})")]
     #[allow(missing_docs)]
     System { what: &'static str, reason: String, code: i32 },

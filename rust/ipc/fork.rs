@@ -133,7 +133,7 @@ impl<T> OfProcess<T> {
         OfProcess { each: [const { OnceLock::new() }; DEPTH], make }
     }
 
-    /// Returns the value that belongs to this process.
+    /// Returns the value that belongs to this process, and creates it at the first use.
     pub fn get(&self) -> &T {
         self.each[generation() as usize % DEPTH].get_or_init(self.make)
     }

@@ -38,7 +38,7 @@ impl PartialEq for Secret {
 
 impl Eq for Secret {}
 
-/// Omits the bytes, so that the secret does not appear in logs.
+/// Prints the type name only, so that the secret does not appear in logs.
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Secret")
@@ -50,26 +50,26 @@ impl std::fmt::Debug for Secret {
 pub struct Handle {
     /// Process that owns the memory range.
     pub origin: ProcessIdentity,
-    /// Allocation of the owning process that contains the memory range.
+    /// Key of the allocation that contains the memory range, among the allocations of the owning process.
     pub key: AllocationKey,
     /// Size in bytes of the allocation that contains the memory range.
     pub allocation_bytes: u64,
-    /// Offset of the memory range from the start of its allocation, bytes.
+    /// Offset in bytes of the memory range from the start of its allocation.
     pub offset: u64,
-    /// Size of the memory range in bytes.
+    /// Size in bytes of the memory range.
     pub bytes: u64,
     /// UUID of the device whose memory contains the range. It does not depend on the device numbering in the importing process.
     pub device: [u8; 16],
-    /// Number of the device in the exporting process, used in messages.
+    /// Number of the device in the exporting process. It is used only in messages.
     pub number: i32,
     /// Kind of memory that contains the range.
     pub kind: MemoryKind,
-    /// Secret that permits other processes to map the allocation.
+    /// Secret by which the exporter recognizes that a process has received this handle, and may therefore map the allocation.
     pub secret: Secret,
 }
 
 impl Handle {
-    /// Returns the handle encoded as bytes, including the checksum.
+    /// Returns the encoded handle, including the checksum.
     pub fn encode(&self) -> [u8; BYTES] {
         let mut bytes = [0; BYTES];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);

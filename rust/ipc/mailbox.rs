@@ -28,7 +28,7 @@ struct Header {
     lock: AtomicU32,
     /// Nonzero if the mailbox accepts no more messages.
     is_closed: AtomicU32,
-    /// Sequence number of the next operation that is queued in the mailbox.
+    /// Sequence number that the next operation queued in the mailbox gets.
     next_order: AtomicU64,
     /// Bounds of the list of posted receives: the index of its first entry, and the number of its entries. The next field contains the
     /// bounds of the list of messages.
@@ -89,13 +89,13 @@ pub enum Posted {
     /// The operation has matched the earlier operation in the given slot. The rank that posts the later operation, which is this rank,
     /// copies the data.
     Matched(SlotId),
-    /// The operation is queued until a matching one is posted.
+    /// The operation is queued in the mailbox until a matching operation is posted.
     Queued,
     /// The message is longer than the buffer of the receive. The message stays queued.
     Truncated,
     /// The sender already has [`Capacity::messages`] unreceived messages at the receiver.
     Full,
-    /// The receiving rank has closed its mailbox.
+    /// The receiving rank has closed its mailbox, so the message was not sent.
     Closed,
     /// The lock of the mailbox could not be acquired. The operation was not published.
     Stuck,
@@ -309,7 +309,7 @@ impl Mailboxes {
         let Some(mailbox) = self.lock(self.rank, is_gone) else { return };
         mailbox.unexpected().retain(|word| {
             let lost = SlotId::decode(word).filter(|id| id.rank == rank);
-            // The message must not reappear when the list is rebuilt.
+            // The operation is marked as ended, so that its message does not reappear when the list is rebuilt.
             lost.iter().for_each(|id| self.slot(*id).end_as(SlotStatus::PeerGone));
             lost.is_none()
         });

@@ -16,12 +16,12 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::time::Instant;
 
-/// Type of a packet.
+/// Type of a packet that importer and exporter of shared memory exchange.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
-    /// Request of the importer to map an allocation.
+    /// Request of the importer to map an allocation of the exporter.
     Import,
-    /// Answer of the exporter with the information needed to map the allocation.
+    /// Answer of the exporter that grants a request, with the information needed to map the allocation.
     Granted,
     /// Answer of the exporter that it has no such allocation: it was freed or never exported, or the secret is wrong.
     Gone,
@@ -61,7 +61,7 @@ pub(super) struct Packet {
 pub struct Departure {
     /// Number of steps (executions) of the node plan in which the importer has participated.
     pub steps: u64,
-    /// True if the importer stops because of a failure.
+    /// True if the importer stops executing the node plan because of a failure.
     pub has_failed: bool,
     /// Number of another node plan whose steps the importer has enqueued in a different order than this process. 0 if there is none.
     pub order: u64,
@@ -74,7 +74,7 @@ pub struct Departure {
 }
 
 impl Departure {
-    /// State of an importer that has ended without a notification.
+    /// State of an importer whose process or context has ended without a notification.
     pub const ENDED: Departure = Departure { steps: 0, has_failed: true, order: 0, has_ended: true, cause: None, streams_go_on: false };
 }
 

@@ -24,7 +24,7 @@ struct PlacesPage {
 /// Position of a step (execution of a plan) in a stream of a rank.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct StepPlace {
-    /// Number of the stream, unique within the rank.
+    /// Number of the stream among the streams of the rank.
     pub stream: u16,
     /// Number of steps, over all plans, that the rank has enqueued before this step.
     pub number: u64,

@@ -1,4 +1,4 @@
-//! Identifies a process to other processes of the same node.
+//! Defines the identity by which processes of a node recognize each other.
 
 use super::error::IpcError;
 use super::handle::Secret;
@@ -15,7 +15,7 @@ pub struct ProcessIdentity {
     /// Inode number of the network namespace, in which the names of abstract sockets are visible. By default each container has its own
     /// namespace.
     pub network: u32,
-    /// Effective user id of the process.
+    /// Effective user id of the process. Two processes can share memory only if their user ids are equal.
     pub user: u32,
     /// Process id, used in messages. It is meaningful only within the process's PID namespace.
     pub process: u32,

@@ -15,7 +15,7 @@ use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Page size in bytes. Allocations start and end at multiples of it.
+/// Page size in bytes. Allocations in memory files start and end at multiples of the page size.
 pub const PAGE: u64 = 4096;
 
 /// Maximum number of open memory files, even if the descriptor limit is higher. Each memory file is also a mapping, and a process can have
@@ -60,7 +60,7 @@ pub struct Private {
     pages: MappedPages,
 }
 
-/// Returns `bytes` rounded up to whole pages.
+/// Returns `bytes` rounded up to a multiple of the page size, at least one page. Returns an error if the result does not fit.
 fn pages_of(bytes: u64) -> Result<u64> {
     bytes.max(1).checked_next_multiple_of(PAGE).filter(|bytes| i64::try_from(*bytes).is_ok()).ok_or(Errno::NOMEM)
 }
@@ -195,7 +195,7 @@ impl Mapping {
 }
 
 impl Private {
-    /// Allocates `bytes` bytes of zeroed memory, aligned to a page.
+    /// Allocates `bytes` bytes of zeroed memory, aligned to a page, that other processes cannot map.
     pub fn new(bytes: u64) -> Result<Private> {
         Ok(Private { pages: MappedPages::map(None, pages_of(bytes)?)? })
     }

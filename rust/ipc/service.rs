@@ -34,7 +34,7 @@ const FIRST_SWEEP: usize = 4096;
 /// Exported allocation, which other processes may map.
 #[derive(Clone)]
 pub struct Export {
-    /// Backend that owns the allocation and maps it.
+    /// Backend that owns the exported allocation, and by which other contexts map it.
     pub backend: Arc<dyn Backend>,
     /// Allocation that is exported. Its id is unique, so freed memory is not mistaken for a later allocation at the same address.
     pub allocation: Allocation,
@@ -103,7 +103,7 @@ impl ExportRecord {
     }
 }
 
-/// Connection to one importer.
+/// Connection of the exporter to one process that imports memory.
 struct Connection {
     socket: Socket,
     /// Process id of the importer, used in messages. 0 if the process is in a PID namespace that is not visible here.
@@ -143,7 +143,7 @@ impl ImportTable {
     }
 
     fn insert(&mut self, key: Granted, slot: u32, request: u32) {
-        // The importer has unmapped the allocation and imports it again.
+        // The importer has unmapped the allocation and now imports it again.
         self.remove(key);
         // An importer reuses a slot only after unmapping the allocation that occupied it.
         if let Some(closed) = self.by_slot.insert(slot, key) {
@@ -235,7 +235,7 @@ impl Service {
             drawn
         });
         if exports.by_key.len() >= exports.sweep_at {
-            // While this search is in progress, no other thread may start one.
+            // While this search is in progress, no other thread may start another search.
             exports.sweep_at = usize::MAX;
             let all: Vec<(AllocationKey, Export)> = exports.by_key.iter().map(|(key, exported)| (*key, exported.export.clone())).collect();
             drop(exports);
@@ -271,7 +271,7 @@ impl Service {
         let _ = rustix::io::write(&self.state.wake, &1_u64.to_ne_bytes());
     }
 
-    /// True if the memory exported under this key still exists.
+    /// True if the memory that was exported with this key still exists.
     pub fn lives(&self, key: AllocationKey) -> bool {
         let exported = lock(&self.state.exports).by_key.get(&key).cloned();
         exported.is_some_and(|exported| self.state.check(key, exported).is_some())
@@ -328,7 +328,7 @@ impl Export {
 }
 
 impl ServiceState {
-    /// Runs the main loop of the thread that answers importers.
+    /// Runs the main loop of the thread that answers importers, until the service is closed.
     fn serve(&self) {
         loop {
             let connections = lock(&self.connections).clone();
@@ -421,7 +421,7 @@ impl ServiceState {
     fn answer(&self, connection: &Connection, request: Packet) -> Option<Packet> {
         let Packet { number, key, slot, secret, .. } = request;
         let gone = || Some(Packet::new(Subject::Gone, number, key));
-        // The driver is called without holding a lock.
+        // The driver is called while this thread holds no lock, because the call may take long or block.
         let Some(export) = self.find(key, secret) else { return gone() };
         if connection.board.get().is_none() {
             let board = Board::open(&request.board?).ok()?;

@@ -27,7 +27,7 @@ const DESCRIBED: u64 = 1 << 63;
 pub struct SlotId {
     /// Rank in whose memory the slot is.
     pub rank: u32,
-    /// Number of the slot among the slots of that rank.
+    /// Number of the slot among the slots of the rank in whose memory it is.
     pub slot: u32,
 }
 
@@ -55,7 +55,7 @@ pub enum SlotState {
     Described = 2,
     /// The operation is matched. The data is being copied or has been copied.
     Matched = 3,
-    /// The operation has ended without a match.
+    /// The operation in the slot has ended without a match.
     Ended = 4,
 }
 
@@ -67,9 +67,9 @@ pub enum SlotStatus {
     Fine = 0,
     /// The rank of the matching operation has exited or has closed its mailbox.
     PeerGone = 1,
-    /// The message is longer than the buffer of the receive.
+    /// The message is longer than the buffer of the matching receive.
     Truncated = 2,
-    /// The operation was cancelled.
+    /// The send or receive was cancelled.
     Cancelled = 3,
     /// The data could not be moved. The text in the slot gives the reason.
     Failed = 4,
@@ -99,7 +99,7 @@ pub struct Preparation<'a> {
     pub peer: Option<u32>,
     /// Tag of the message to send, or tag that a receive accepts.
     pub tag: u64,
-    /// Bit mask that selects the bits of the tag that are compared.
+    /// Bit mask of the tag bits that a receive compares with the tag of a message.
     pub mask: u64,
     /// Size in bytes of the message to send, or of the receive buffer.
     pub bytes: u64,
@@ -116,17 +116,17 @@ pub struct Preparation<'a> {
 /// Location of the data of a send or receive.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum SlotBuffer {
-    /// There is no data, or no data that another rank copies.
+    /// The operation has no data, or no data that another rank copies.
     None,
-    /// The data is stored in the slot itself.
+    /// The data is stored in the operation's slot itself.
     Inline,
     /// The data is in memory of a device of the node. Any rank that holds the handle can map this memory.
     Memory {
-        /// Handle of the allocation that contains the data.
+        /// Handle of the allocation that contains the data of the send or receive.
         handle: [u8; super::handle::BYTES],
         /// Offset in bytes of the first byte of the data from the start of the allocation.
         offset: u64,
-        /// Number of the device in the node-wide numbering.
+        /// Number of the device that contains the data, in the node-wide numbering.
         device: i32,
     },
 }
@@ -134,7 +134,7 @@ pub enum SlotBuffer {
 /// Envelope (sender, tag, size and metadata) of a message, as reported by a receive or a probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Envelope {
-    /// Rank that sent the message.
+    /// Rank that has sent the message.
     pub source: u32,
     /// Tag of the message.
     pub tag: u64,
@@ -271,7 +271,7 @@ impl MessageSlot {
         self.state.store(SlotState::Free as u64, Ordering::Release);
     }
 
-    /// Changes the location of the operation's data to `buffer`.
+    /// Stores in the slot that the data of the operation is now located in `buffer`.
     pub fn move_to(&self, buffer: &SlotBuffer) {
         match buffer {
             SlotBuffer::None => self.buffer.store(0, Ordering::Relaxed),
@@ -384,7 +384,7 @@ impl MessageSlot {
         Pattern { source: self.peer(), tag: self.tag.load(Ordering::Relaxed), mask: self.mask.load(Ordering::Relaxed) }
     }
 
-    /// Returns the location of the operation's data.
+    /// Returns the location of the data of the send or receive in this slot.
     pub fn buffer(&self) -> SlotBuffer {
         match self.buffer.load(Ordering::Relaxed) {
             1 => SlotBuffer::Inline,
@@ -490,7 +490,7 @@ impl MessageSlot {
         let _ = self.status.compare_exchange(fine, status as u64, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Returns the text that describes the failure of the operation.
+    /// Returns the text that describes why the operation in this slot has failed. The text is valid only if the operation has failed.
     pub fn text(&self) -> String {
         let mut bytes = [0; TEXT_BYTES];
         self.text.load(&mut bytes);

@@ -37,7 +37,7 @@ pub struct NodeGroup {
     pub(super) order: StepOrder,
 }
 
-/// Random number of this process, drawn once; see [`Hello::drawn`].
+/// Random number of this process, which is drawn once. See [`Hello::drawn`].
 static DRAWN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(()));
 
 /// Description of a rank. Each rank sends its description to all others when a node group is created.
@@ -129,7 +129,7 @@ impl NodeGroup {
         flags.iter().for_each(|address| self.context.state().leave_memory(*address, departure));
     }
 
-    /// Returns the number of this rank.
+    /// Returns the number of the rank that this process is in the node group.
     pub fn rank(&self) -> u32 {
         self.exchange.rank
     }
@@ -144,7 +144,7 @@ impl NodeGroup {
         &self.machine
     }
 
-    /// Returns the context of this rank.
+    /// Returns the context with which this rank has created the node group.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -190,7 +190,7 @@ impl NodeGroup {
         })
     }
 
-    /// Returns the first GPU of this rank, or host memory if it has none.
+    /// Returns the first GPU of this rank, or the host device if the rank has no GPU.
     pub(super) fn own_device(&self) -> DeviceId {
         self.own_devices().next().unwrap_or(DeviceId::HOST)
     }

@@ -39,7 +39,7 @@ pub(super) struct StepOrder(Mutex<OrderState>);
 
 #[derive(Default)]
 struct OrderState {
-    /// Number of steps that this rank has enqueued so far, over all plans.
+    /// Number of steps of all plans that this rank has enqueued so far.
     number: u64,
     /// Number of streams that were assigned a number so far.
     names: u16,
@@ -51,7 +51,7 @@ struct OrderState {
 
 struct StreamSteps {
     name: u16,
-    /// Last step of each plan that was enqueued in this stream.
+    /// Last step of each plan, as far as the step was enqueued in this stream.
     last: Vec<LastStep>,
 }
 

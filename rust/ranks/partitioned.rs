@@ -71,7 +71,7 @@ struct StepWords {
     choices: u64,
 }
 
-/// Size in bytes of the words at [`Trigger::step`].
+/// Size in bytes of the two words at the address [`Trigger::step`].
 const STEP_BYTES: u64 = 16;
 
 /// Flags and counters of all partitions that one rank sends or receives.

@@ -117,7 +117,7 @@ impl Agent {
         }
     }
 
-    /// Returns the agent's name in the C API.
+    /// Returns the name of the agent (copy engines or kernels) in the C API.
     pub(super) fn name(self) -> &'static str {
         match self {
             Agent::Auto { .. } => "auto",

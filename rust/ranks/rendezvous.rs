@@ -333,7 +333,7 @@ fn read(sockets: &[Socket], mut rooms: Vec<&mut [u8]>, until: Instant) -> Result
 
 fn write(socket: &Socket, mut bytes: &[u8], until: Instant) -> rustix::io::Result<()> {
     while !bytes.is_empty() {
-        // Report a closed connection as an error and not by SIGPIPE.
+        // A closed connection is reported as an error and not by SIGPIPE.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let sent = patiently(socket, PollFlags::OUT, Some(until), || rustix::net::send(socket, bytes, flags));
         bytes = &bytes[sent.map_err(|error| if error == Errno::AGAIN { Errno::TIMEDOUT } else { error })?..];

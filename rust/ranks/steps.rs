@@ -425,7 +425,7 @@ impl NodePlan {
         self.together.plan.transfers.iter().map(|t| t.paths.len()).sum()
     }
 
-    /// Returns the node group that the plan was created on.
+    /// Returns the group of ranks on which the plan was created.
     pub fn node(&self) -> &Arc<NodeGroup> {
         &self.node
     }

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, VecDeque};
 pub struct Window {
     /// Address of the first byte of the memory range.
     pub address: u64,
-    /// Size in bytes of the memory range.
+    /// Size in bytes of the memory window (memory range).
     pub bytes: u64,
 }
 
@@ -84,7 +84,7 @@ impl HandedIn {
 /// Description of a memory window (memory range that a plan may use), which is sent to all ranks.
 #[derive(Serialize, Deserialize)]
 pub(super) struct ToldWindow {
-    /// Device on which the memory is, as a node-wide number.
+    /// Node-wide number of the device on which the memory window is.
     pub device: i32,
     /// True for pageable host memory, which copy engines do not access directly and other processes cannot map.
     pub is_pageable: bool,
@@ -97,7 +97,7 @@ pub(super) struct ToldWindow {
 pub(super) struct RankRequest {
     pub windows: Vec<ToldWindow>,
     pub transfers: Vec<NodeTransfer>,
-    /// Options of the plan, which must be equal on all ranks.
+    /// Options of the plan as names and values. They must be equal on all ranks.
     pub options: Named,
     /// Numbers of partitions that rank 0 has measured earlier to be fastest. All ranks use them if the caller leaves the choice of the
     /// agent open.

@@ -214,7 +214,7 @@ impl CandidateTrials<'_, '_> {
             let begin = Instant::now();
             last = self.step(plan, triggers.as_deref().unwrap_or(&[]));
             if last.is_err() {
-                // The other ranks wait for this rank's operations of the step.
+                // The other ranks would otherwise wait for this rank's operations of the step.
                 end(plan);
                 break;
             }

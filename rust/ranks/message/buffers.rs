@@ -56,7 +56,7 @@ pub(super) enum Through {
     Slot,
     /// The data passes through a bounce buffer in shared host memory.
     Bounce(Bounce, HandleBytes),
-    /// The message has no data.
+    /// The message has no data, so no memory is accessed.
     Nothing,
 }
 
@@ -100,9 +100,9 @@ pub(super) struct Buffers {
 /// Bounce buffers of all sends or of all receives.
 #[derive(Default)]
 struct Bounces {
-    /// Bounce buffers that no message uses, the most recently used last.
+    /// Bounce buffers that no message uses at present. The most recently used buffer is the last one.
     free: Vec<Bounce>,
-    /// Total size in bytes of all bounce buffers, free or in use.
+    /// Total size in bytes of all bounce buffers of this kind, used or unused.
     bytes: u64,
 }
 

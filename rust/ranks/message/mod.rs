@@ -79,9 +79,9 @@ impl MessengerOptions {
 #[repr(u8)]
 enum Presence {
     Here = 0,
-    /// The rank has destroyed its messenger (endpoint for messages).
+    /// The rank has destroyed its messenger, its endpoint for messages.
     Left = 1,
-    /// The rank's process has ended.
+    /// The process of the rank has ended.
     Died = 2,
 }
 
@@ -108,7 +108,7 @@ pub struct Messenger {
     /// Identifier of the messenger, equal on all its ranks and different from that of any other messenger.
     id: u64,
     mailboxes: Mailboxes,
-    /// State of each rank ([`Presence`] as a number), by rank.
+    /// State of each rank as a number ([`Presence`]), indexed by rank.
     presence: Arc<[AtomicU8]>,
     /// True while the mailboxes (message queues in shared memory) of all ranks are mapped. Every thread that accesses them holds this lock
     /// for reading.
@@ -403,7 +403,7 @@ impl Messenger {
             SlotState::Queued => true,
             // Another rank has claimed the described buffer and is about to fetch it.
             SlotState::Described => own.partner().is_some() && !own.has_moved(),
-            // The data must still be copied, or must still leave memory of the library.
+            // The data must still be copied, or must still be copied out of memory of the library.
             SlotState::Matched => !own.has_moved() || own.is_buffered() && !own.has_finished(),
             _ => false,
         }
@@ -427,7 +427,7 @@ impl Messenger {
             return;
         }
         self.is_ending.store(true, Ordering::SeqCst);
-        // Wait until all posts in progress have finished.
+        // This waits until all posts in progress have finished.
         drop(self.gate.write().unwrap_or_else(PoisonError::into_inner));
         let Ok(_open) = self.enter() else { return };
         self.mailboxes.close(&|rank| self.is_gone(rank));

@@ -66,7 +66,7 @@ pub(super) fn raise(flag: &AtomicU64) -> Signal {
 pub(super) struct Landing {
     from: u64,
     to: u64,
-    /// Size in bytes of the caller's receive buffer.
+    /// Size in bytes of the caller's receive buffer. A longer message is not copied beyond this size.
     bytes: u64,
     /// True once a thread has begun this copy, so that no other thread makes it.
     is_claimed: AtomicBool,

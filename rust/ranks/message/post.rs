@@ -15,13 +15,13 @@ use std::sync::atomic::Ordering;
 /// Message to send: its memory, its receiver, its tag and its metadata.
 #[derive(Copy, Clone, Debug)]
 pub struct Outgoing<'a> {
-    /// Address of the first byte of the message.
+    /// Address of the first byte of the message to send.
     pub address: u64,
     /// Size of the message in bytes.
     pub bytes: u64,
     /// Rank that receives the message.
     pub rank: u32,
-    /// Tag by which a receive selects the message.
+    /// Tag of the message, by which a receive selects it.
     pub tag: u64,
     /// User data that is delivered together with the message.
     pub metadata: &'a [u8],
@@ -42,12 +42,12 @@ pub struct Descriptor {
     /// Number of times that the slot had been used when the buffer was described. If the number is larger now, the slot belongs to another
     /// operation and the description is no longer valid.
     uses: u64,
-    /// Size of the described buffer in bytes.
+    /// Size in bytes of the described buffer.
     pub bytes: u64,
 }
 
 impl Descriptor {
-    /// Returns the descriptor as bytes, which can be sent to another rank.
+    /// Returns the description of the buffer as bytes, which can be sent to another rank.
     pub fn encode(&self) -> [u8; DESCRIPTOR_BYTES] {
         let mut bytes = [0; DESCRIPTOR_BYTES];
         let words = [self.messenger, u64::from(self.slot.rank) << 32 | u64::from(self.slot.slot), self.uses, self.bytes];
@@ -58,7 +58,7 @@ impl Descriptor {
         bytes
     }
 
-    /// Decodes a descriptor. Fails if the bytes are damaged or not a descriptor.
+    /// Decodes the description of a buffer. Fails if the bytes are damaged or are not a description.
     pub fn decode(bytes: &[u8; DESCRIPTOR_BYTES]) -> Result<Descriptor, Error> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * at + byte]));
         let words = [word(1), word(2), word(3), word(4)];
