@@ -30,7 +30,7 @@ impl Drop for Memory {
     /// Blocks until all work that the context has enqueued has finished, because that work may use this memory.
     fn drop(&mut self) {
         if let Err(error) = self.context.runtime.free(self.address) {
-            log::warn!("memory at {:#x} of {} was not freed: {error}", self.address, self.device.in_words());
+            log::warn!("could not free memory at {:#x} of {}: {error}", self.address, self.device.in_words());
         }
     }
 }
@@ -84,7 +84,7 @@ impl<T: Element> Buffer<T> {
         let bytes = bytes.ok_or_else(|| Error::Option {
             name: "len",
             value: len.to_string(),
-            reason: "more bytes than an address space has".into(),
+            reason: "the buffer would be larger than the address space".into(),
         })?;
         let address = if is_shared { ctx.runtime.allocate_shared(device, bytes) } else { ctx.runtime.allocate(device, bytes) }?;
         Ok(Buffer { memory: Arc::new(Memory { context: ctx.clone(), address, device }), len, of: PhantomData })
@@ -123,7 +123,11 @@ impl<T: Element> Buffer<T> {
             Bound::Excluded(end) => *end as u128,
             Bound::Unbounded => self.len as u128,
         };
-        assert!(start <= end && end <= self.len as u128, "elements {start} to {end} of a buffer of {}", self.len);
+        assert!(
+            start <= end && end <= self.len as u128,
+            "elements {start} to {end} are not within the {} elements of the buffer",
+            self.len
+        );
         Slice { buffer: self.clone(), range: start as usize..end as usize }
     }
 

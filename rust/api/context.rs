@@ -85,7 +85,10 @@ impl Context {
         for (index, Transfer { dst, src }) in transfers.iter().enumerate() {
             self.check_ends(index, [dst, src])?;
             if dst.bytes != src.bytes {
-                return Err(refused(index, format!("its destination has {} bytes and its source {}", dst.bytes, src.bytes)));
+                return Err(refused(
+                    index,
+                    format!("the destination has {} bytes and the source {}: they must have the same size", dst.bytes, src.bytes),
+                ));
             }
             planned.push(context::Transfer {
                 dst: dst.address,
@@ -104,7 +107,10 @@ impl Context {
     pub(crate) fn check_ends<'a>(&self, index: usize, ends: impl IntoIterator<Item = &'a End>) -> Result<(), Error> {
         let is_foreign = |end: &End| end.context.as_ref().is_some_and(|context| !self.is(context));
         if ends.into_iter().any(is_foreign) {
-            return Err(refused(index, "an end is memory of another context: allocate all ends of a plan in one context".into()));
+            return Err(refused(
+                index,
+                "the source or destination is memory of another context: allocate all memory of a plan in one context".into(),
+            ));
         }
         Ok(())
     }

@@ -122,7 +122,7 @@ impl Node {
             if let Err(error) = self.context.check_ends(index, [&half.end]) {
                 // The other ranks are already in the call.
                 let told = self.group.refuse(Collective::PLAN, &error.to_string());
-                log::debug!("the other ranks receive {error}: {told:?}");
+                log::debug!("reporting {error} to the other ranks: {told:?}");
                 return Err(error);
             }
         }

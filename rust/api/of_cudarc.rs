@@ -13,7 +13,11 @@ fn check(ctx: &Context) -> Result<(), Error> {
     if ctx.backend() == "cuda" {
         return Ok(());
     }
-    Err(Error::NotSupported("memory and streams of cudarc are on GPUs, but this context has virtual devices on CPU threads".into()))
+    Err(Error::NotSupported(
+        "memory and streams of cudarc are on GPUs, but this context uses virtual devices on CPU threads: create a \
+         context on the CUDA backend"
+            .into(),
+    ))
 }
 
 impl End {
@@ -26,7 +30,7 @@ impl End {
     pub fn of_cudarc<T: Element>(ctx: &Context, slice: &Arc<CudaSlice<T>>) -> Result<End, Error> {
         check(ctx)?;
         let stream = slice.stream();
-        stream.synchronize().map_err(|error| Error::NotSupported(format!("the stream of a slice of cudarc has failed: {error}")))?;
+        stream.synchronize().map_err(|error| Error::NotSupported(format!("the stream of a cudarc slice has failed: {error}")))?;
         let address = slice.device_ptr(stream).0;
         let bytes = slice.num_bytes() as u64;
         Ok(End { address, device: DeviceId::AUTO, bytes, context: Some(ctx.clone()), keep: Some(Keep::new(slice.clone(), true)) })

@@ -44,12 +44,12 @@ impl Drop for Inner {
         if let Planned::Node(plan) = &self.planned
             && let Err(error) = plan.destroy()
         {
-            log::warn!("destroying a node plan: {error}");
+            log::warn!("could not destroy a node plan: {error}");
         }
         if self.keep.iter().any(|keep| keep.is_foreign)
             && let Err(error) = self.context.runtime.backend().synchronize()
         {
-            log::debug!("waiting for the executions of a dropped plan: {error}");
+            log::debug!("a plan was dropped, and an execution of it has failed: {error}");
         }
     }
 }

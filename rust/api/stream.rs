@@ -57,7 +57,11 @@ impl Stream {
     /// Returns the internal handle, or an error if the stream belongs to another context.
     pub(crate) fn handle_in(&self, context: &Context) -> Result<StreamHandle, Error> {
         if !self.context.is(context) {
-            return Err(Error::Option { name: "stream", value: format!("{:#x}", self.handle.0), reason: "is of another context".into() });
+            return Err(Error::Option {
+                name: "stream",
+                value: format!("{:#x}", self.handle.0),
+                reason: "belongs to another context: use a stream of this context".into(),
+            });
         }
         Ok(self.handle)
     }
@@ -84,7 +88,7 @@ impl Stream {
 
     pub(crate) fn refuse_capture(&self) -> Result<(), Error> {
         if self.is_capturing()? {
-            let why = "the stream is being captured, and the graph may outlive what it would copy: Plan::enqueue_captured is for that";
+            let why = "the stream is being captured, and its graph could run after the memory was freed: use Plan::enqueue_captured";
             return Err(Error::NotSupported(why.into()));
         }
         Ok(())
@@ -129,7 +133,7 @@ impl Drop for Stream {
             return;
         }
         if let Err(error) = self.context.runtime.destroy_stream(self.handle) {
-            log::warn!("a stream was not destroyed: {error}");
+            log::warn!("could not destroy a stream: {error}");
         }
     }
 }
@@ -167,7 +171,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if let Err(error) = self.context.runtime.destroy_event(self.handle) {
-            log::warn!("an event was not destroyed: {error}");
+            log::warn!("could not destroy an event: {error}");
         }
     }
 }

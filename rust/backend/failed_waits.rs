@@ -169,7 +169,7 @@ impl FailedWaits {
                 log::debug!("{wait}");
                 return;
             }
-            log::error!("{wait}; streams that wait for it continue with stale data and report an error when they are synchronised");
+            log::error!("{wait}; waiting streams continue with stale data and report an error when they are synchronised");
             state.lost.insert(line, wait);
             if state.unseen.contains(&line) {
                 state.for_all.push(line);

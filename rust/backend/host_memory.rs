@@ -156,7 +156,9 @@ impl PageRange {
                         groups.retain(|(group, _)| group == number);
                     }
                 }
-                None => log::debug!("host domain {domain} is no NUMA node that can be seen: its memory is spread over those that can"),
+                None => log::debug!(
+                    "host domain {domain} is not a NUMA node that this process can use: its memory is spread over the nodes that it can use"
+                ),
             }
         }
         let huge = huge_page_bytes().unwrap_or(PIECE);

@@ -328,10 +328,12 @@ pub enum BackendError {
     #[error("{0:#x} is not the start of an allocation of this context, or was freed already")]
     InvalidPointer(u64),
     /// The range to be registered contains an unmapped address.
-    #[error("there is no memory at {0:#x} that may be read: map it first, and keep it until it is unregistered")]
+    #[error(
+        "the memory at {0:#x} is not mapped or not readable: map it before registering it, and keep it mapped until it is unregistered"
+    )]
     NotMapped(u64),
     /// The stream or event does not exist, was destroyed, or belongs to another context.
-    #[error("{0} is not a {1} of this context: it is of another context, or was destroyed already")]
+    #[error("{0} is not a {1} of this context: it belongs to another context, or was destroyed already")]
     InvalidHandle(usize, &'static str),
     /// Data were corrupted during a transfer. This is checked only with `MPGPU_VERIFY=bytes`.
     #[error("transfer {transfer}: byte {offset} of the destination differs from the source after execution")]
@@ -435,7 +437,8 @@ pub trait Backend: Send + Sync {
     /// Returns the identity of the driver and the devices.
     fn identity(&self) -> Result<Identity, BackendError> {
         Err(BackendError::NotSupported(format!(
-            "the {} backend does not report its driver and devices, so its probe would not be valid for any machine",
+            "the {} backend does not report its driver and devices, so a probe (measurement of the machine) would not be valid for any \
+             machine",
             self.name()
         )))
     }

@@ -39,7 +39,7 @@ pub fn watch() {
     });
     if let Err(error) = started {
         WATCHED.store(0, Ordering::Relaxed);
-        log::debug!("a process in which only the library's threads are left will not end by SIGTERM: {error}");
+        log::debug!("cannot start the thread that ends the process on SIGTERM when only threads of mpgpu are left: {error}");
     }
 }
 

@@ -204,7 +204,8 @@ impl fmt::Display for Cause {
             Leave::Failed(steps) => write!(f, "has destroyed the plan after {steps} steps, including failed ones"),
             Leave::Order(other) => write!(
                 f,
-                "has enqueued this node plan and node plan {other} in one stream in another order than this rank; enqueue node plans that share a \
+                "has enqueued this node plan and node plan {other} in one stream, but in a different order from this rank; enqueue node \
+                 plans that share a \
                  stream in the same order on all ranks"
             ),
         }
@@ -218,7 +219,7 @@ impl fmt::Display for LostPeer {
             process => format!("process {process}"),
         };
         if let Some(last) = self.raises {
-            return write!(f, "{process}, which has mapped this memory, has left, and raises no signal in it beyond {last}");
+            return write!(f, "{process}, which has mapped this memory, has left, and sets no signal in it beyond {last}");
         }
         let Some(left) = self.left else {
             return write!(f, "{process}, which had mapped this memory, has ended or destroyed its context without closing it");

@@ -45,7 +45,7 @@ pub const HOST_BACKEND_LARGEST: u64 = 16 * M;
 pub const CASES: &[Case] = &[
     Case {
         name: "d2d",
-        description: "One copy, GPU 0 to GPU 1. Shows the gain of several paths for a large copy, and that a small copy is never slower \
+        description: "One copy, GPU 0 to GPU 1. Shows the gain of several paths for a large copy, and that a small copy is not slower \
                       than the plain call. Ratio 1 means that one path was planned.",
         sizes: &[8, 4 * K, 64 * K, M, 4 * M, 16 * M, 64 * M, 256 * M, 1024 * M],
         run: |bench, case, size| bench.step(case, size, &[Manner::OneStream]),
@@ -280,9 +280,9 @@ impl Case {
     /// Returns the reason why the case cannot be measured here, or `None` if it can.
     pub fn missing(&self, gpus: u32, on_gpus: bool) -> Option<String> {
         if self.needs_driver && !on_gpus {
-            return Some("measures calls of the CUDA driver, and this is the host backend".into());
+            return Some("measures calls of the CUDA driver, but this is the host backend".into());
         }
-        (self.gpus > gpus).then(|| format!("needs {} GPUs and there are {gpus}", self.gpus))
+        (self.gpus > gpus).then(|| format!("needs {} GPUs, but the machine has {gpus}", self.gpus))
     }
 }
 
@@ -304,7 +304,7 @@ pub fn list() -> String {
     const WIDTH: usize = 100;
     let mut text = String::new();
     for case in CASES {
-        text += &format!("{}{}\n", case.name, if case.gpus > 2 { format!(" ({} GPUs or more)", case.gpus) } else { String::new() });
+        text += &format!("{}{}\n", case.name, if case.gpus > 2 { format!(" (needs {} GPUs or more)", case.gpus) } else { String::new() });
         let mut line = String::from("   ");
         for word in case.description.split(' ') {
             if line.len() + 1 + word.len() > WIDTH {

@@ -159,7 +159,7 @@ impl Drop for Pattern<'_> {
 pub fn free(context: &Context, addresses: impl Iterator<Item = u64>) {
     for address in addresses.filter(|address| *address != 0) {
         if let Err(error) = context.free(address) {
-            log::warn!("freeing a buffer of the bench: {error}");
+            log::warn!("could not free a buffer of the benchmark: {error}");
         }
     }
 }

@@ -34,7 +34,7 @@ impl Bench<'_> {
         let machine = Narrow::open(self, ASSUMED)?;
         let buffers = self.buffers(&machine.context, &(case.legs)(GPUS, size))?;
         let rate = machine.rate(&buffers.transfers)?;
-        eprintln!("{}: one narrow path moves {:.1} GB/s, the rate of the links that are planned for", case.name, rate / 1e9);
+        eprintln!("{}: one narrow path moves {:.1} GB/s; the plans assume links of this rate", case.name, rate / 1e9);
         drop(buffers);
         let machine = Narrow::open(self, rate)?;
         let buffers = self.buffers(&machine.context, &(case.legs)(GPUS, size))?;
@@ -79,7 +79,9 @@ impl Narrow {
             let cuda = CudaBackend::new(machine.host_count())?;
             for gpu in 0..GPUS {
                 if !cuda.limit_copy_kernel(gpu, bench.narrow_blocks)? {
-                    return Err(format!("GPU {gpu} does not run the fused copy kernel, so its links cannot be held narrow").into());
+                    return Err(
+                        format!("GPU {gpu} cannot run the fused copy kernel, which limits copies to the rate of a narrow link").into()
+                    );
                 }
             }
             Arc::new(cuda)
@@ -162,7 +164,7 @@ fn topology(rate: f64, costs: Costs) -> Topology {
         (a + 1..GPUS).for_each(|b| join(NodeId(a), NodeId(b), LinkKind::Nvlink, rate));
         join(NodeId(a), NodeId(GPUS), LinkKind::Pcie, rate * HOST_SHARE);
     }
-    let description = format!("{GPUS} GPUs, GPU-to-GPU copies held to {:.1} GB/s by kernels of few threads", rate / 1e9);
+    let description = format!("{GPUS} GPUs, GPU-to-GPU copies limited to {:.1} GB/s by copy kernels of few threads", rate / 1e9);
     Topology { name: "narrow".into(), description, nodes, links, shared: Vec::new(), costs }
 }
 

@@ -128,7 +128,7 @@ impl Drop for Mapped<'_> {
     fn drop(&mut self) {
         for address in [self.inbox.0, self.counter] {
             if let Err(error) = self.context.state().close_memory(address) {
-                log::warn!("unmapping memory of the other process of the bench: {error}");
+                log::warn!("could not unmap memory of the other process of the benchmark: {error}");
             }
         }
     }

@@ -118,7 +118,8 @@ pub fn table(results: &[Comparison]) -> String {
         text += &format!("{}\n", aligned.collect::<Vec<_>>().join("  "));
     }
     text + &notes
-        + "Times are medians (min-max) in microseconds from issue until the host sees the last byte arrived; `issue` is the calling thread's \
-           part,\nand `beyond` the median over the rounds of what mpgpu's takes longer. Ratio is plain over mpgpu: above 1 mpgpu is faster.\n\
+        + "Times are medians (min-max) in microseconds, from the call until the host sees that the last byte has arrived. `issue` is the \
+           time of the\ncalling thread, and `beyond` is the median of the issue time of mpgpu minus that of plain. Ratio is plain / \
+           mpgpu: above 1 mpgpu is faster.\n\
            Rates are in 10^9 bytes per second over all copies of the step.\n"
 }

@@ -33,7 +33,7 @@ pub fn engine() -> impl TypedValueParser<Value = Engine> {
 /// Options for staged paths, which all subcommands that make plans accept.
 #[derive(Args)]
 pub struct StagedPaths {
-    /// GPUs through which bytes of other devices may pass: all, none, or numbers, as in 0,3
+    /// GPUs that may relay bytes of copies between other devices: all, none, or a list such as 0,3
     #[arg(long, value_name = "GPUS", value_parser = relays)]
     pub relay_gpus: Option<Relays>,
     /// Bytes of one chunk on staged paths, 4K or more; by default the model chooses

@@ -27,7 +27,7 @@ const NO_LOSS: f64 = 0.97;
 
 #[derive(Args)]
 pub struct BenchArguments {
-    /// Bytes of one transfer; an all-to-all sends a quarter of that between each pair. The default is 256M, without GPUs 16M
+    /// Bytes of one transfer; an all-to-all sends a quarter of this between each pair of GPUs. The default is 256M, or 16M without GPUs
     #[arg(long, value_parser = positive)]
     bytes: Option<u64>,
     /// Backend; by default the value of MPGPU_BACKEND, or CUDA if there are GPUs
@@ -101,7 +101,7 @@ fn next(rows: &[Row], on_gpus: bool, is_known: bool) -> Vec<String> {
     let mut next = Vec::new();
     if !on_gpus {
         next.push(
-            "The figures are those of CPU threads and mean nothing for GPUs; `mpgpu plan --topology hgx-h200 gpu0:gpu1:1G` models GPUs"
+            "The figures are those of CPU threads and do not describe GPUs; `mpgpu plan --topology hgx-h200 gpu0:gpu1:1G` models GPUs"
                 .into(),
         );
     }
@@ -114,22 +114,26 @@ fn next(rows: &[Row], on_gpus: bool, is_known: bool) -> Vec<String> {
             Looked::Left(why) => next.push(format!("{}: not run, {why}", row.what)),
             // Without GPUs, CPU threads on a busy machine do not show which copies are faster.
             Looked::Measured { plain, mpgpu, paths } if on_gpus && mpgpu / plain < NO_LOSS => next.push(if *paths == 1 {
-                format!("{} loses: the plan is one plain copy, and the call costs more than the driver's; use the driver here", row.what)
+                format!(
+                    "{}: slower than the driver: the plan is one plain copy, and the call of mpgpu costs more than that of the \
+                     driver; call the driver for this copy",
+                    row.what
+                )
             } else {
                 format!(
-                    "{} loses: {paths} paths; others use their links, or the topology overestimates their capacity: `mpgpu probe` on an idle node, \
-                     or MPGPU_MAX_PATHS=1",
+                    "{}: slower than the driver over {paths} paths: other programs use the links, or the topology overestimates their \
+                     capacity; run `mpgpu probe` on an idle node, or set MPGPU_MAX_PATHS=1",
                     row.what
                 )
             }),
             Looked::Measured { plain, mpgpu, .. } if on_gpus && mpgpu / plain < 1.0 / NO_LOSS => {
-                next.push(format!("{}: no gain; `mpgpu plan` with these devices shows why other paths are left out", row.what));
+                next.push(format!("{}: no gain; `mpgpu plan` with these devices shows why other paths are not used", row.what));
             }
             Looked::Measured { .. } => {}
         }
     }
     if on_gpus {
-        next.push("to accelerate a program: `mpgpu run PROGRAM` without changes to it, or the API".into());
+        next.push("to accelerate a program, start it unmodified with `mpgpu run PROGRAM`, or use the API".into());
     }
     next
 }
@@ -168,8 +172,8 @@ mod tests {
         let told = |rows: &[Row], is_known| next(rows, true, is_known).join("\n");
         assert!(told(&measured(150e9, 2), false).contains("mpgpu probe"));
         assert!(!told(&measured(150e9, 2), true).contains("mpgpu probe"));
-        assert!(told(&measured(90e9, 1), true).contains("GPU 0 to GPU 1 loses: the plan is one plain copy"));
-        assert!(told(&measured(90e9, 3), true).contains("GPU 0 to GPU 1 loses: 3 paths"));
+        assert!(told(&measured(90e9, 1), true).contains("GPU 0 to GPU 1: slower than the driver: the plan is one plain copy"));
+        assert!(told(&measured(90e9, 3), true).contains("GPU 0 to GPU 1: slower than the driver over 3 paths"));
         assert!(told(&measured(101e9, 1), true).contains("no gain"));
         assert!(told(&row(Looked::Failed("peer access".into())), true).contains("peer access; `mpgpu doctor`"));
     }
@@ -178,6 +182,6 @@ mod tests {
     fn wrong_bytes_stand_in_the_table_and_threads_are_no_gpus() {
         let rows = row(Looked::Failed("byte 7 of 9 is wrong".into()));
         assert!(to_text("heading\n", &rows, &[]).lines().any(|line| line.contains("GPU 0 to GPU 1") && line.ends_with("NO")));
-        assert!(next(&measured(90e9, 1), false, true)[0].contains("mean nothing for GPUs"));
+        assert!(next(&measured(90e9, 1), false, true)[0].contains("do not describe GPUs"));
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 #[derive(Args)]
 pub struct DoctorArguments {
-    /// Copy nothing between GPUs and pin nothing; creates no context on any GPU
+    /// Skip the test copies between GPUs and the pinning of host memory; creates no context on any GPU
     #[arg(long)]
     no_trials: bool,
     /// Print JSON

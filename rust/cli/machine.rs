@@ -19,12 +19,14 @@ pub fn named(name: &str) -> Result<Source, Failure> {
     if [DISCOVERED, PROBED].contains(&name) {
         return match cuda::device_count() {
             Ok(_) => here(&Config { topology: Some(name.into()), ..Config::from_environment()? }),
-            Err(why) => Err(format!("topology {name} describes this machine's GPUs: {why}; or name a preset or a topology file").into()),
+            Err(why) => {
+                Err(format!("topology {name} needs the GPUs of this machine: {why}; otherwise name a preset or a topology file").into())
+            }
         };
     }
     let machine = Machine::new(topology::load(name)?)?;
     let (origin, remark) = match topology::preset_text(name) {
-        Some(_) => ("preset", format!("`mpgpu topo {name} --toml` shows the source of each figure, and which were not measured.")),
+        Some(_) => ("preset", format!("`mpgpu topo {name} --toml` shows the source of each figure, and which figures were not measured.")),
         None => ("file", format!("The figures are those of the file {name}.")),
     };
     Ok(Source { machine, origin, remark })

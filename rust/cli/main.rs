@@ -67,12 +67,12 @@ enum Command {
         mpgpu trace --measure gpu0:gpu1:256M --svg run.svg                  device timestamps of a measured run\n\n\
         Without --measure no GPU is needed. With --measure operations are timed one by one, on streams.")]
     Trace(trace::TraceArguments),
-    /// Run plans on a modelled machine in virtual time: tables over sizes, paths, engines and windows
+    /// Run plans on a modelled machine in virtual time: tables over sizes, numbers of paths, engines and steps in flight
     #[command(after_help = sim::SimArguments::EXAMPLES)]
     Sim(sim::SimArguments),
     /// Measure this machine: the speed of copies, which copies slow each other down, and whether all bytes arrive
     #[command(after_help = "\
-        No attribute shows which GPUs share a path to host memory, how fast that memory is, or what a\n\
+                            No CUDA attribute shows which GPUs share a path to host memory, how fast that memory is, or what a\n\
         chunk costs, and virtual machines hide the rest. The probe makes copies, one at a time and\n\
         concurrently, and fits capacities to the times. The result is a topology file that contexts on\n\
         these GPUs use by default from then on, until the driver changes. A search of a few seconds then\n\
@@ -85,7 +85,7 @@ enum Command {
         mpgpu probe --check --topology hgx-h200  check how well a preset predicts this machine\n\n\
         docs/reference/probe.md describes the method and its limits.")]
     Probe(probe::ProbeArguments),
-    /// Report what works, is absent, slow or refused on this machine, each problem with a remedy
+    /// Check this machine: report what works, is missing, slow or refused, and a remedy for each problem
     #[command(after_help = "\
         One line for each check: driver and its features, visible GPUs, MIG, MPS, GPU pairs that\n\
         report access and lose bytes, NVSwitch fabric, PCIe lanes, pinning, huge pages, limits, /dev/shm,\n\

@@ -25,7 +25,7 @@ pub struct Request {
     /// (multiples of 1024)
     #[arg(required = true, value_name = "TRANSFER")]
     pub transfers: Vec<Transfer>,
-    /// Executor to plan for
+    /// Engine (how copies are issued) to plan for
     #[arg(long, value_parser = engine())]
     pub engine: Option<Engine>,
     /// Maximum number of paths for one transfer; 1 gives the plain copy
@@ -42,7 +42,7 @@ pub struct Request {
     /// Host memory is pageable, so a GPU cannot access it directly
     #[arg(long)]
     pub pageable: bool,
-    /// Transfers of equal size from one device have the same source, so a destination may forward its bytes to others
+    /// Transfers of equal size from one device are a broadcast of the same bytes, so a destination may forward them to others
     #[arg(long)]
     pub one_source: bool,
     /// A preset's name, a topology file, `discovered` or `probed`; by default the value of MPGPU_TOPOLOGY, else this machine, else hgx-h200

@@ -37,7 +37,7 @@ pub struct RunArguments {
     /// Compare source and destination after every accelerated copy (slow)
     #[arg(long)]
     check: bool,
-    /// Work also for libraries loaded with RTLD_DEEPBIND: sets LD_AUDIT to libmpgpu_audit.so, from the folder of libmpgpu_preload.so
+    /// Accelerate libraries loaded with RTLD_DEEPBIND too: sets LD_AUDIT to libmpgpu_audit.so, from the folder of libmpgpu_preload.so
     #[arg(long)]
     audit: bool,
     /// Append a report of each process's copies to this file when the process ends
@@ -71,7 +71,7 @@ pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
     if arguments.audit {
         let auditor = library.with_file_name(AUDITOR);
         if !auditor.is_file() {
-            return Err(format!("--audit: there is no {}", auditor.display()).into());
+            return Err(format!("--audit: {} does not exist", auditor.display()).into());
         }
         program.env("LD_AUDIT", before("LD_AUDIT", &auditor));
     }
@@ -172,7 +172,8 @@ fn find() -> Result<PathBuf, Failure> {
         .find_map(|path| path.canonicalize().ok())
         .ok_or_else(|| {
             format!(
-                "{LIBRARY} was not found near {}, in ../lib, in LD_LIBRARY_PATH or by ldconfig: build it with CMake, and name it by --library",
+                "{LIBRARY} was not found next to {}, in ../lib, in LD_LIBRARY_PATH or by ldconfig: build it with CMake, and pass its path \
+                 with --library",
                 here.display()
             )
             .into()

@@ -19,7 +19,7 @@ pub fn run(arguments: &SimArguments) -> Result<String, Box<dyn Error>> {
     let machine = machine::in_force(arguments.topology.as_deref())?.machine;
     let rows = rows(arguments)?;
     if arguments.kernel.is_some() && arguments.window != [1] {
-        return Err("--window with --kernel: steps with a kernel run one after the other; omit --window".into());
+        return Err("--window and --kernel cannot be combined, because steps with a kernel run one after the other; omit --window".into());
     }
     if arguments.adapt.adapt {
         return adapt::run(arguments, &machine, &rows[0]);
@@ -49,7 +49,7 @@ fn rows(arguments: &SimArguments) -> Result<Vec<Vec<Shape>>, String> {
         return Ok(vec![of(None)?]);
     }
     if let Some(pair) = arguments.transfers.iter().find(|pair| pair.bytes.is_some()) {
-        return Err(format!("{}:{}: --sizes gives the bytes of every transfer; leave them out here", pair.src, pair.dst));
+        return Err(format!("{}:{}: --sizes gives the bytes of every transfer; omit them here", pair.src, pair.dst));
     }
     arguments.sizes.iter().flat_map(|sizes| &sizes.0).map(|&bytes| of(Some(bytes))).collect()
 }
@@ -134,8 +134,11 @@ impl Sweep<'_> {
         let apart = if self.arguments.apart { ", each planned separately and issued by its own process" } else { "" };
         let mut text = format!("sim for {}: {}{apart}\n", self.machine.topology().name, ways.join(" "));
         text += match self.arguments.kernel {
-            None => "modelled; GB/s of all transfers together in the steady state (times the first column of the same window)\n\n",
-            Some(_) => "modelled; time of a step, its kernel and then its copies (times as fast as the first column)\n\n",
+            None => {
+                "modelled; GB/s of all transfers together in the steady state (in parentheses: ratio to the first column of the same \
+                 window)\n\n"
+            }
+            Some(_) => "modelled; time of a step, its kernel and then its copies (in parentheses: speed-up over the first column)\n\n",
         };
         let mut heads = vec![("".to_owned(), "size".to_owned())];
         for column in &self.columns {
@@ -162,7 +165,7 @@ impl Sweep<'_> {
 
     fn resources(&self, cell: &Steady) -> String {
         let seconds = cell.run.seconds;
-        let mut text = format!("\nlast row, last column: {} for two rounds\n", time(seconds));
+        let mut text = format!("\nresources in the last row and column: {} for two rounds\n", time(seconds));
         text += &format!("{:<28} {:>12} {:>7} {:>10} {:>10} {:>10}\n", "resource", "bytes", "busy", "mean GB/s", "peak GB/s", "capacity");
         for of in &cell.run.resources {
             let resource = &self.machine.resources()[of.resource.0 as usize];
@@ -279,12 +282,12 @@ mod tests {
     fn what_cannot_be_run_says_what_to_do() {
         for (line, says) in [
             ("gpu0:gpu1", "the number of bytes is missing; write gpu0:gpu1:64M, or pass --sizes"),
-            ("gpu0:gpu1:1M --sizes 1M", "--sizes gives the bytes of every transfer; leave them out here"),
+            ("gpu0:gpu1:1M --sizes 1M", "--sizes gives the bytes of every transfer; omit them here"),
             ("gpu0:gpu9:1M", "device 9 does not exist"),
             ("gpu0:gpu1 --sizes 8M..1M", "the first size must not be the larger one"),
             ("", "required"),
             ("gpu0:gpu1:1M --kernel 8", "must be TIMES@RATE, both more than 0, as in 8@790"),
-            ("gpu0:gpu1:1M --kernel 8@790 --window 2", "--window with --kernel: steps with a kernel run one after the other"),
+            ("gpu0:gpu1:1M --kernel 8@790 --window 2", "--window and --kernel cannot be combined"),
             ("gpu0:gpu1:1M --window 0", "not in 1..=1024"),
             ("gpu0:gpu1:1M --adapt --max-paths 2", "cannot be used with"),
             ("gpu0:gpu1:1M --real host=0.5", "--adapt"),
@@ -292,7 +295,7 @@ mod tests {
             ("gpu0:gpu1:1M --adapt --real host=0", "0: must be from 0.01 to 100 times the capacity"),
             ("gpu0:gpu1:1M --adapt --tenant host=0.5@9..5", "9..5: the first execution must be before the last one"),
             ("gpu0:gpu1:1M --adapt --noise 2", "must be from 0 to 0.5"),
-            ("gpu0:gpu1:1M --adapt --window 1,4", "--window with 2 entries: --adapt takes one"),
+            ("gpu0:gpu1:1M --adapt --window 1,4", "--window has 2 values, but --adapt accepts only one"),
             (
                 "gpu0:gpu1:1M --adapt --window 17",
                 "17 plans that choose variants, but at most 16 can be simulated; give fewer transfers or a smaller --window",

@@ -91,7 +91,7 @@ fn describe(source: &Source) -> String {
     text += &matrix(machine, |from, to| machine.route(from, to).map(|route| gigabytes(route.bandwidth)));
     text += "\nCopies over all paths that help, modelled for 1 GiB without other traffic, GB/s (+ relays used):\n";
     text += &matrix(machine, |from, to| all_paths(machine, from, to));
-    text += "\nLinks, GB/s in each direction, both directions together where they share, latency:\n";
+    text += "\nLinks: GB/s in each direction, GB/s of both directions together if they share capacity, and latency:\n";
     text += &links(topology);
     text += "\nFixed costs (described in docs/reference/topology.md):\n";
     text += &costs(&topology.costs);
@@ -121,7 +121,7 @@ fn matrix(machine: &Machine, cell: impl Fn(DeviceId, DeviceId) -> Option<String>
     }
     let mut text = table(&rows);
     if shown.len() < devices {
-        text += &format!("  ({} of {devices} devices; --json has the routes between all)\n", shown.len());
+        text += &format!("  ({} of {devices} devices; --json lists the routes between all devices)\n", shown.len());
     }
     text
 }

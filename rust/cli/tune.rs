@@ -28,14 +28,14 @@ pub const EXAMPLES: &str = "Examples:\n  \
     mpgpu tune --judge --cases d2d,h2d --sizes 64M,256M    the tuning of these GPUs against the whole grid\n  \
     MPGPU_TUNING_FILE=none mpgpu tune --judge              the model alone on these GPUs\n\n\
     Each search starts from the model's plan and varies number of paths, host path, shares and chunk size, one after the other, with \
-    streams and with graphs. This takes 3 to 60 scores for each engine, case and size; --exhaustive takes hundreds to thousands. On \
-    GPUs a score is the median of several executions, and a setting is kept only if it beats the model's plan by more than 1 % and \
+    streams and with graphs. This takes 3 to 60 evaluations for each engine, case and size; --exhaustive takes hundreds to thousands. On \
+    GPUs an evaluation is the median of several executions, and a setting is kept only if it beats the model's plan by more than 1 % and \
     more often than chance. Run it on an idle machine.\n\n\
     The file is valid only for the topology that it was made for; contexts refuse it for any other.";
 
 #[derive(Subcommand)]
 pub enum TuneCommand {
-    /// Show the trials that a program has made with its own kernels for transfers in partitions
+    /// Show the trials (measured times) that a program has stored for transfers in partitions
     #[command(after_help = partitions::EXAMPLES)]
     Partitions(partitions::PartitionsArguments),
 }
@@ -55,7 +55,7 @@ pub struct TuneArguments {
     /// Backend to execute on; by default the value of MPGPU_BACKEND, or CUDA if there are GPUs
     #[arg(long, value_parser = backend(), conflicts_with = "simulate")]
     pub backend: Option<BackendChoice>,
-    /// Cases, separated by commas: d2d, h2d, d2h (one copy between GPUs, from host memory, to it), bidir (both ways), ring, all_to_all
+    /// Cases, separated by commas: d2d, h2d, d2h (one copy between GPUs, from host, to host), bidir (both directions), ring, all_to_all
     #[arg(long, value_delimiter = ',', value_name = "CASE", value_parser = case)]
     pub cases: Vec<Case>,
     /// Bytes of each transfer, separated by commas, as in 64M; the values found apply up to half way to the next size
@@ -160,7 +160,7 @@ fn tune<S: Score<Error: Display>>(
             let what = format!("{name} {} {}", case.name(), mpgpu_core::units::size(size));
             let told = |engine: mpgpu_core::plan::Engine, done: usize, of: usize| {
                 if done.is_multiple_of(500) {
-                    eprintln!("{what}: {} {done} of {of} settings", engine.name());
+                    eprintln!("{what}: {}: {done} of {of} settings evaluated", engine.name());
                 }
             };
             match campaign.point(case, size, batch, score, told) {
@@ -241,7 +241,7 @@ mod tests {
         }
         let refused = std::fs::write(&file, &written).map(|()| tune(&["partitions", path])).expect("written").expect_err("no program");
         std::fs::remove_file(&file).expect("it was there");
-        assert!(refused.to_string().contains("no program has stored trials"), "{refused}");
+        assert!(refused.to_string().contains("contains no trials"), "{refused}");
         let text = tune(&["--simulate", "--topology", "beluga", "--cases", "d2d", "--sizes", "16M"]).expect("it runs");
         assert!(text.contains("16.0 MiB") && text.contains("Nothing was written"), "{text}");
     }

@@ -808,7 +808,7 @@ fn streams_and_events_of_another_context_are_refused_by_name() {
     ok(unsafe { mp_event_create(there.context, &mut other) });
     let (a, b) = (here.alloc(0, 8), here.alloc(1, 8));
     let plan = here.plan(&[transfer(b, 1, a, 0, 8)]);
-    let expected = format!("{} is not a stream of this context: it is of another context, or was destroyed already", theirs.addr());
+    let expected = format!("{} is not a stream of this context: it belongs to another context, or was destroyed already", theirs.addr());
     for status in [
         // SAFETY: the plan exists.
         unsafe { mp_execute(plan, theirs, null_mut()) },
@@ -820,7 +820,7 @@ fn streams_and_events_of_another_context_are_refused_by_name() {
         assert_eq!(last_argument().as_deref(), Some("stream"));
     }
     let message = refused(mp_stream_wait_event(here.context, ours, other), MP_ERROR_INVALID_HANDLE);
-    assert!(message.ends_with("is not a event of this context: it is of another context, or was destroyed already"), "{message}");
+    assert!(message.ends_with("is not a event of this context: it belongs to another context, or was destroyed already"), "{message}");
     ok(mp_plan_destroy(plan));
     ok(mp_event_destroy(here.context, event));
     ok(mp_event_destroy(there.context, other));

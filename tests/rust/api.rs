@@ -143,7 +143,7 @@ fn what_does_not_go_together_is_refused_with_its_place() {
     let theirs = Buffer::<u32>::zeroed(&other, Device::gpu(1), 10).unwrap();
     let text = |error: Error| error.to_string();
     let unlike = ctx.plan([(a.slice(..5), a.slice(5..)), (a.slice(..2), a.slice(5..6))]).map(drop).map_err(text);
-    assert_eq!(unlike.unwrap_err(), "transfer=1: its destination has 8 bytes and its source 4");
+    assert_eq!(unlike.unwrap_err(), "transfer=1: the destination has 8 bytes and the source 4: they must have the same size");
     let foreign = ctx.plan([(&theirs, &a)]).map(drop).map_err(text);
     assert!(foreign.unwrap_err().contains("another context"));
     let overlap = ctx.plan([(a.slice(..6), a.slice(4..))]).map(drop);
@@ -157,13 +157,13 @@ fn what_does_not_go_together_is_refused_with_its_place() {
 }
 
 #[test]
-#[should_panic(expected = "elements 0 to 18446744073709551616 of a buffer of 10")]
+#[should_panic(expected = "elements 0 to 18446744073709551616 are not within the 10 elements of the buffer")]
 fn a_range_to_the_last_number_is_not_an_empty_slice() {
     let _ = Buffer::<u8>::zeroed(&context(), Device::gpu(0), 10).unwrap().slice(0..=usize::MAX);
 }
 
 #[test]
-#[should_panic(expected = "elements 5 to 11 of a buffer of 10")]
+#[should_panic(expected = "elements 5 to 11 are not within the 10 elements of the buffer")]
 fn a_range_outside_of_its_buffer_panics() {
     let _ = Buffer::<u8>::zeroed(&context(), Device::gpu(0), 10).unwrap().slice(5..11);
 }

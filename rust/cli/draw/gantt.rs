@@ -133,7 +133,7 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, chart:
 
     let mut svg = Svg::new();
     svg.text("t", (MARGIN, y), Anchor::Start, &timeline.name);
-    let nature = if timeline.modelled { "Modelled by the simulator: no clock was read." } else { "Measured." };
+    let nature = if timeline.modelled { "Modelled by the simulator, not measured." } else { "Measured." };
     for line in std::iter::once(nature).chain(chart.notes.iter().map(String::as_str)) {
         y += 17.0;
         svg.text("d", (MARGIN, y), Anchor::Start, line);

@@ -116,9 +116,9 @@ pub fn machine(topology: &Topology) -> String {
     let units = "Numbers: GB/s (10\u{2079} bytes per second) in each direction; \u{2193}\u{2191} where directions differ; \u{3a3} both directions together. \
                  Wider lines are faster.";
     let mut lines = [wrap(&topology.description, LETTERS), wrap(units, LETTERS)].concat();
-    lines.push("Solid green: NVLink. Dashed blue: PCIe. Dotted brown: in or between processors.".into());
+    lines.push("Solid green: NVLink. Dashed blue: PCIe. Dotted brown: within or between CPUs.".into());
     if !shared.is_empty() {
-        lines.push("Shared by all links with the number:".into());
+        lines.push("Capacity that all links with this number share:".into());
     }
     for (index, resource) in shared.iter().enumerate() {
         let rate = Together::of(resource).text(|rate| format!("{} GB/s", gigabytes(rate)));

@@ -108,7 +108,7 @@ pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
     let uses_host = cases.iter().flat_map(|case| &case.copies).any(|copy| copy.0.is_host() || copy.1.is_host());
     let host = if uses_host { Some(Memory::of_host(context, sizes)?) } else { None };
     for turn in 0..TURNS {
-        eprintln!("predictions, round {} of {TURNS}", turn + 1);
+        eprintln!("comparing predictions with measurements: round {} of {TURNS}", turn + 1);
         let mut row = 0;
         for case in &cases {
             let on_busiest =
@@ -194,7 +194,7 @@ impl<'a> Memory<'a> {
             let mut memory = Memory::new(context);
             match (0..TURNS).try_for_each(|_| memory.allocate(DeviceId::HOST, bytes).map(drop)) {
                 Ok(()) => {
-                    last.into_iter().for_each(|error| eprintln!("nothing larger than {} is checked: {error}", size(bytes)));
+                    last.into_iter().for_each(|error| eprintln!("sizes above {} are not checked: {error}", size(bytes)));
                     return Ok((memory, bytes));
                 }
                 Err(error) => last = Some(error),
@@ -224,7 +224,7 @@ impl Drop for Memory<'_> {
     fn drop(&mut self) {
         for &address in &self.addresses {
             if let Err(error) = self.context.free(address) {
-                log::warn!("freeing a buffer of the check: {error}");
+                log::warn!("could not free a buffer of the check: {error}");
             }
         }
     }
@@ -243,9 +243,11 @@ fn summary<'a>(checked: impl Iterator<Item = &'a Checked>) -> Option<(usize, f64
 
 pub fn table(checked: &[Checked]) -> String {
     let mut text = String::from(
-        "predicted and measured time of plans, us; error above 0: predicted too long; turns: spread of the turns' medians\n\n",
+        "predicted and measured time of plans, us; error above 0: the prediction is too long; spread: difference between the medians of \
+         the rounds\n\n",
     );
-    text += &format!("{:<24} {:>8} {:>5} {:>11} {:>11} {:>8} {:>10}\n", "case", "size", "paths", "predicted", "measured", "error", "turns");
+    text +=
+        &format!("{:<24} {:>8} {:>5} {:>11} {:>11} {:>8} {:>10}\n", "case", "size", "paths", "predicted", "measured", "error", "spread");
     for row in checked {
         let Checked { case, bytes, paths, predicted, .. } = row;
         // Writing to a String cannot fail.

@@ -32,7 +32,7 @@ pub struct ProbeArguments {
     /// Afterwards compare predictions with measurements: plans of several kinds and sizes, each predicted from the probe alone
     #[arg(long, conflicts_with = "stdout")]
     pub check: bool,
-    /// Make no new probe: compare predictions of this topology (a preset's name or a file) with measurements
+    /// Measure no new topology: compare predictions of this topology (a preset's name or a file) with measurements
     #[arg(long, requires = "check", conflicts_with_all = ["output", "quick"])]
     pub topology: Option<String>,
     /// Backend; by default the value of MPGPU_BACKEND, or CUDA if there are GPUs
@@ -59,7 +59,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
         options.tuned_bytes.clear();
     }
     if arguments.check && !is_kept && arguments.output.is_none() {
-        return Err("--check reads the probe back: name a file with --output".into());
+        return Err("--check compares predictions of the stored probe: name a file with --output".into());
     }
     let start = Instant::now();
     let bar = Bar::new();
@@ -78,15 +78,15 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
         None
     };
     match &path {
-        Some(path) => eprintln!("{seconds:.1} s; written to {}", path.display()),
-        None => eprintln!("{seconds:.1} s; not stored: --output FILE writes it"),
+        Some(path) => eprintln!("measured in {seconds:.1} s; written to {}", path.display()),
+        None => eprintln!("measured in {seconds:.1} s; not stored: pass --output FILE to write it"),
     }
     if !context.keeps_probes() {
         eprintln!("these are copies by CPU threads between virtual devices; they do not describe any GPU");
     } else if is_kept {
-        eprintln!("contexts on these GPUs use it from now on; MPGPU_TOPOLOGY=discovered disables it");
+        eprintln!("contexts on these GPUs use this topology from now on; MPGPU_TOPOLOGY=discovered disables it");
         if report.tuning.is_some() {
-            eprintln!("they also use the tuning made with it; MPGPU_TUNING_FILE=none disables that");
+            eprintln!("they also use the tuning that was made for it; MPGPU_TUNING_FILE=none disables that");
         }
     }
     drop(context);

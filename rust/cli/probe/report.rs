@@ -22,7 +22,7 @@ pub fn tables(report: &ProbeReport) -> String {
         Integrity::Intact => format!("{:.1}", hop.rate / 1e9),
         Integrity::Lost { .. } => "LOST".into(),
     });
-    text += &matrix("\na few bytes, us", &probed.hops, |hop| match hop.verdict {
+    text += &matrix("\none isolated copy of a few bytes, us", &probed.hops, |hop| match hop.verdict {
         Integrity::Intact => format!("{:.1}", hop.start * 1e6),
         Integrity::Lost { .. } => String::new(),
     });
@@ -59,7 +59,7 @@ pub fn tables(report: &ProbeReport) -> String {
     );
     probed.notes.iter().for_each(|note| text += &format!("note: {note}\n"));
     if let Some(tuning) = &report.tuning {
-        let _ = writeln!(text, "tuned with it: {}", tuning.summary());
+        let _ = writeln!(text, "tuning made for it: {}", tuning.summary());
     }
     text
 }

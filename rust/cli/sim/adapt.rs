@@ -40,7 +40,7 @@ pub fn run(arguments: &SimArguments, model: &Machine, shapes: &[Shape]) -> Resul
 
 fn players(arguments: &SimArguments, model: &Machine, shapes: &[Shape]) -> Result<Vec<Player>, Failure> {
     let &[window] = arguments.window.as_slice() else {
-        return Err(format!("--window with {} entries: --adapt takes one", arguments.window.len()).into());
+        return Err(format!("--window has {} values, but --adapt accepts only one", arguments.window.len()).into());
     };
     let processes: Vec<&[Shape]> = shapes.chunks(if arguments.apart { 1 } else { shapes.len() }).collect();
     let count = processes.len() * window as usize;

@@ -26,7 +26,7 @@ pub struct SimArguments {
     /// Allow copies between GPUs to pass through host memory
     #[arg(long, value_parser = named([("on", true), ("off", false)]), value_delimiter = ',', default_value = "on")]
     pub host: Vec<bool>,
-    /// Number of steps in flight, each with its own stream and buffers; all are waited for before the next round
+    /// Number of steps in flight, each with its own stream and buffers; all complete before the next round begins
     #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub window: Vec<u32>,
     /// Plan each transfer without knowledge of the others, and issue it from its own process, like one rank for each GPU
@@ -61,7 +61,7 @@ pub struct AdaptArguments {
     /// Capacity of the real machine relative to the topology's: of `nvlink`, `pcie`, `host`, or of one resource that --resources lists
     #[arg(long, value_name = "NAME=FACTOR", requires = "adapt")]
     pub real: Vec<Factor>,
-    /// Another user who leaves a part of a capacity between two executions of the first plan, as in host=0.4@2000..4000
+    /// Another program that leaves only this fraction of a capacity during these executions of the first plan, as in host=0.4@2000..4000
     #[arg(long, value_name = "NAME=FACTOR@FROM..TO", requires = "adapt")]
     pub tenant: Vec<Visit>,
     /// Number of executions of the first plan
@@ -190,7 +190,7 @@ impl FromStr for Sizes {
         let Some((least, most)) = text.split_once("..") else { return Ok(Sizes(vec![positive(text)?])) };
         let (least, most) = (positive(least)?, positive(most)?);
         if least > most {
-            return Err(format!("{text}: the first size must not be the larger one"));
+            return Err(format!("{text}: the first size must not exceed the second"));
         }
         Ok(Sizes(std::iter::successors(Some(least), |bytes| bytes.checked_mul(2)).take_while(|bytes| *bytes <= most).collect()))
     }
@@ -198,7 +198,7 @@ impl FromStr for Sizes {
 
 fn positive(text: &str) -> Result<u64, String> {
     match size(text)? {
-        0 => Err("0: a transfer to simulate has 1 byte or more".into()),
+        0 => Err("0: a transfer to simulate must have 1 byte or more".into()),
         bytes => Ok(bytes),
     }
 }

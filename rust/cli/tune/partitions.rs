@@ -31,7 +31,7 @@ pub fn run(arguments: &PartitionsArguments) -> Result<String, Failure> {
     let tried: Vec<Tried> = tuning.partitions.into_iter().filter(|of| !of.trials.is_empty()).map(Tried::new).collect();
     if tried.is_empty() {
         return Err(format!(
-            "{file}: no program has stored trials in it; a program that tunes partitions writes them if MPGPU_TUNING_FILE names the file"
+            "{file}: contains no trials; a program that tunes partitions stores its trials there if MPGPU_TUNING_FILE names the file"
         )
         .into());
     }

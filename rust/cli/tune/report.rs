@@ -60,9 +60,10 @@ fn heading(report: &MachineReport) -> String {
 /// Returns the results of tuning for one machine as a table.
 pub fn tuned(report: &MachineReport) -> String {
     let exhaustive = report.points.iter().any(|point| point.exhaustive().is_some());
-    let mut rows = vec![["case", "", "size", "model's choice", "tuned choice", "gain", "scores", "setting"].map(str::to_owned).to_vec()];
+    let mut rows =
+        vec![["case", "", "size", "model's choice", "tuned choice", "gain", "evaluations", "setting"].map(str::to_owned).to_vec()];
     if exhaustive {
-        rows[0].splice(7..7, ["short loses", "grid scores"].map(str::to_owned));
+        rows[0].splice(7..7, ["short loss", "grid evaluations"].map(str::to_owned));
     }
     for point in &report.points {
         let (engine, seconds) = point.choice();
@@ -89,7 +90,7 @@ pub fn tuned(report: &MachineReport) -> String {
             if let Some(bytes) = of.min_bytes {
                 let class = &tuned.class;
                 text += &format!(
-                    "{} to {}, {}: with {engine} several paths gain from {}\n",
+                    "{} to {}, {}: with {engine}, several paths are faster from {} on\n",
                     class.from.name(),
                     class.to.name(),
                     class.pattern.name(),
@@ -175,8 +176,8 @@ impl Judged {
 /// Returns the comparison of chosen plans with the best plans as a table.
 pub fn judgement(reports: &[MachineReport], judged: &Judged) -> String {
     let chooser = chooser(judged.tuned);
-    let loses = format!("{chooser} loses");
-    let head = ["machine", "case", "", "size", chooser, "short", "best", &loses, "short loses", "scores", "best by"];
+    let loses = format!("{chooser} loss");
+    let head = ["machine", "case", "", "size", chooser, "short", "best", &loses, "short loss", "evaluations", "best setting"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for report in reports {
         for point in &report.points {
@@ -198,10 +199,11 @@ pub fn judgement(reports: &[MachineReport], judged: &Judged) -> String {
     }
     let simulated = reports.iter().any(|report| report.origin == Origin::Simulator);
     format!(
-        "The plan that the {chooser} chooses, the best that the short search finds{}, and the best of the whole grid{}.\n\n{}\n\
+        "Times of the plan that the {chooser} chooses, of the best plan that the short search finds{}, and of the best plan of the whole \
+         grid{}.\n\n{}\n\
          The {chooser}'s choice is within {GOAL} % of the best in {} of {} cases, and loses {:.1} % at most.\n\
-         The short search loses {:.1} % at most, by {:.0} scores in the mean; the grid has {:.0}.\n",
-        if judged.tuned { " from the model's, if that is better" } else { " from there" },
+         The short search loses {:.1} % at most, with {:.0} evaluations on average; the grid takes {:.0}.\n",
+        if judged.tuned { " from the plan of the model, if that is better" } else { " from it" },
         if simulated { "; simulated: all times are modelled" } else { "" },
         table(&rows),
         judged.within,
