@@ -137,7 +137,7 @@ impl LostPeer {
         LostPeer { process, left, raises: None }
     }
 
-    /// Returns true if the party will not set one of its counters to the wanted value.
+    /// Returns true if the party will no longer set its counter to the value of `wanted`.
     pub fn fails(&self, wanted: Signal) -> bool {
         // The comparison is cyclic, because counters may overflow.
         self.raises.is_none_or(|last| (last.wrapping_sub(wanted.value) as i64) < 0)

@@ -1,4 +1,5 @@
-//! Derives the variants of a plan: the plan that the model predicts to be fastest, a cautious plan, and the plain copies.
+//! Derives the variants of a plan: the plan that the model predicts to be fastest, a cautious plan, and plain copies (one direct copy for
+//! each transfer).
 
 use crate::plan::{Options, Plan, Tuned, WEIGHTS};
 use std::borrow::Borrow;

@@ -347,8 +347,7 @@ struct Seat {
     /// nanoseconds.
     reports: VecDeque<(u64, usize, u64)>,
     executions: u64,
-    /// Execution in progress: its variant, its start time in seconds, and true if the chooser measures it. `None` before the first
-    /// execution.
+    /// Execution in progress: its variant, its start time in seconds, and true if the chooser measures it. `None` between two executions.
     current: Option<(usize, f64, bool)>,
     /// Fraction of the current execution that remains to be done, including noise.
     left: f64,

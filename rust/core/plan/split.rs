@@ -235,7 +235,7 @@ fn over_rests(row: &Row, groups: &[Group], transfers: &[Transfer]) -> Row {
             add(i as usize, work);
         }
     }
-    // If both groups draw equally on the resource, the difference consists of rounding errors only.
+    // If both groups use the resource equally, the difference consists of rounding errors only.
     let most = row.terms.iter().map(|term| term.1).fold(0.0, f64::max);
     over.terms.retain(|term| term.1.abs() > 1e-9 * most);
     over

@@ -125,7 +125,7 @@ impl<'a> Order<'a> {
         })
     }
 
-    /// Adds the next operation of the program to the relation.
+    /// Adds the next operation of the program to the happens-before relation.
     fn advance(&mut self, op: u32, step: &Op) -> Result<(), Violation> {
         let lanes = self.last.len();
         let begin = self.clocks.len();

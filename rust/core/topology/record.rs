@@ -104,7 +104,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Checks the table and returns it as a record. `gpus` is the number of GPUs in the topology.
+    /// Checks the table `[probe]` and returns it as a record. `gpus` is the number of GPUs in the topology.
     pub fn record(self, gpus: usize) -> Result<Record, TopologyError> {
         let refuse = |reason: String| Err(TopologyError::Probe(reason));
         if self.gpus.len() != gpus {

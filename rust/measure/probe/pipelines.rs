@@ -192,8 +192,8 @@ pub(super) fn staging_both_ways<H: Harness>(session: &mut Session<'_, H>, machin
         let host = nearest(machine, a)?;
         Some(vec![PipelinePath::new(machine, a, host, b)?, PipelinePath::new(machine, b, host, a)?])
     };
-    // The partner is the GPU that shares the fewest other resources with this one. If both used one uplink, the uplink would hide the
-    // capacity of their own links.
+    // The second GPU is chosen such that the two pipelines share as few resources as possible. If both GPUs used one uplink, the uplink
+    // would hide the capacity of their own links.
     let pairs = others.iter().filter_map(opposite).map(|pair| (seconds_for_each_byte(machine, &pair), pair));
     let Some((_, pair)) = pairs.reduce(|least, next| if next.0 < least.0 { next } else { least }) else { return Ok(()) };
     let (two, gaps) = together(session, machine, costs, &pair)?;

@@ -23,7 +23,7 @@ pub enum Case {
 }
 
 impl Case {
-    /// All cases.
+    /// All cases (communication steps) that are tuned.
     pub const ALL: [Case; 6] = [Case::D2d, Case::H2d, Case::D2h, Case::Bidir, Case::Ring, Case::AllToAll];
 
     /// Returns the name of the case: `d2d`, `h2d`, `d2h`, `bidir`, `ring` or `all_to_all`.

@@ -201,7 +201,7 @@ pub(super) struct Run<'s, 'a> {
     active: Vec<Active<'a>>,
     /// Start of the current interval, in which the rates of all flows are constant, seconds.
     since: f64,
-    /// Earliest time at which one of the active flows arrives at the current rates.
+    /// Earliest time at which the last byte of an active flow arrives, at the current rates.
     arrival: f64,
     changed: bool,
     rates: MaxMin<'a>,
