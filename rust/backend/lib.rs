@@ -696,7 +696,7 @@ pub trait Backend: Send + Sync {
     /// Reports that a party (importing process or context) that sets counters in this allocation has exited or left. Current and later
     /// waits for its counters ([`Signallers::concerns`]) then end, with a failure, if the counter has not reached its value. Other waits
     /// are not affected. No stream therefore waits forever, and a thread that waits for the stream receives [`BackendError::PeerGone`]
-    /// once. If `party` is `None`, only counters without a recorded signaller are affected.
+    /// once. If `party` is `None`, only counters for which no party is recorded are affected.
     fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer) {
         let _ = (allocation, party, peer);
     }

@@ -4,8 +4,8 @@
 //! A party is another process, or another context of this process, that has mapped the allocation. The exporter of the allocation
 //! identifies it by a number. A party is lost when it exits, or when it leaves a plan and no longer sets its counters. Exactly the counters
 //! that it sets are then affected: waits for them end without success, that is, the waiting stream continues and the failure is reported.
-//! Every other wait is unaffected. If a counter has no recorded signaller, any process that has mapped the allocation may set it, so the
-//! loss of any of them affects the counter.
+//! Every other wait is unaffected. If it is not recorded which party sets a counter, any process that has mapped the allocation may set it.
+//! The loss of any of these processes then affects the counter.
 
 use super::Signal;
 use smallvec::SmallVec;
@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 pub struct Line {
     /// Id of the allocation that contains the counters.
     pub allocation: u64,
-    /// Number of the party (importing process or context) that sets the counters; `None` for counters without a recorded signaller.
+    /// Number of the party (importing process or context) that sets the counters; `None` for counters for which no party is recorded.
     pub signaller: Option<u32>,
 }
 
@@ -32,7 +32,7 @@ pub struct Signallers {
 }
 
 impl Signallers {
-    /// Records the party that sets each counter. The entries of `by_address` must be sorted by address.
+    /// Records the party (importing process or context) that sets each counter. The entries of `by_address` must be sorted by address.
     pub fn name(&mut self, by_address: Arc<[(u64, u32)]>) {
         self.named = by_address;
     }
@@ -44,8 +44,8 @@ impl Signallers {
         Some(self.named[place].1)
     }
 
-    /// Returns true if the loss of `party` affects the counter at address `counter`. A `party` of `None` affects only counters without a
-    /// recorded signaller.
+    /// Returns true if the loss of `party` (importing process or context) affects the counter at address `counter`. A `party` of `None`
+    /// affects only counters for which no party is recorded.
     pub fn concerns(&self, party: Option<u32>, counter: u64) -> bool {
         let of = self.of(counter);
         of.is_none() || of == party
@@ -122,11 +122,11 @@ impl fmt::Debug for StepFate {
 /// Party (importing process or context) that no longer sets its counters, or sets them only up to a certain value.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LostPeer {
-    /// Process id of the party. The system may later assign it to another process.
+    /// Process id of the lost process, or of the process of the lost context. The system may later assign it to another process.
     pub process: i32,
-    /// Node plan (plan that several ranks execute together) that the party has left; `None` if it left no plan.
+    /// Node plan (plan that several ranks execute together) that the process or context has left; `None` if it left no plan.
     pub left: Option<LeftPlan>,
-    /// Last value to which the party still sets its counters. `None` if the party does not set them any more.
+    /// Last value to which the process or context still sets its counters. `None` if it does not set them any more.
     pub raises: Option<u64>,
 }
 
@@ -137,9 +137,9 @@ impl LostPeer {
         LostPeer { process, left, raises: None }
     }
 
-    /// Returns true if the party will no longer set its counter to the value of `wanted`.
+    /// Returns true if this process or context will no longer set its counter to the value of `wanted`.
     pub fn fails(&self, wanted: Signal) -> bool {
-        // The comparison is cyclic, because counters may overflow.
+        // The comparison allows for overflow of the counter.
         self.raises.is_none_or(|last| (last.wrapping_sub(wanted.value) as i64) < 0)
     }
 }
@@ -248,7 +248,7 @@ mod tests {
         );
         signallers.lose(Some(1), LostPeer::of(42, None));
         assert_eq!(signallers.lost_peer(Signal { counter: 0x1000, value: 1 }), Some(GONE), "the first loss counts");
-        // Memory without recorded signallers.
+        // Memory for whose counters no party is recorded.
         let mut anybodys = Signallers::default();
         let leaves = |last| LostPeer { raises: Some(last), ..GONE };
         [7, 9, 9].iter().for_each(|last| anybodys.lose(None, leaves(*last)));

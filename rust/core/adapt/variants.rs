@@ -6,8 +6,8 @@ use std::borrow::Borrow;
 
 /// Returns the variants of a plan, at most three. The first is `all`, the plan that the model predicts to be fastest for `options`. The
 /// second moves half as much data through staging memory on the host, or through staging memory of other GPUs if none is staged on the
-/// host. The last is the plain copies. If the model predicts no gain from several paths, `all` is the only variant. The function `plan`
-/// plans the same batch with other options.
+/// host. The last one consists of plain copies: one direct copy for each transfer. If the model predicts no gain from several paths, `all`
+/// is the only variant. The function `plan` plans the same batch with other options.
 pub fn variants<P: Borrow<Plan>, E>(all: P, options: &Options, mut plan: impl FnMut(&Options) -> Result<P, E>) -> Result<Vec<P>, E> {
     let staged = || all.borrow().transfers.iter().flat_map(|transfer| transfer.paths.iter()).filter_map(|path| path.via);
     // Only operations of staged paths wait for other operations. The check is cheap because a plan of many transfers has few operations.

@@ -4,8 +4,7 @@
 //! The duration of an execution depends on the joint choice, that is, on the variants that all players currently execute. For each joint
 //! choice and each set of active external loads (tenants), the simulator runs all players at the same time. Each player executes its plan
 //! repeatedly, and links are shared max-min fairly. The resulting rates are cached. If other players change their variants during an
-//! execution, it progresses at the rate of each joint choice in turn. The cost of 10,000 executions is therefore 10,000 short steps rather
-//! than 10,000 simulations.
+//! execution, its rate changes accordingly. The cost of 10,000 executions is therefore 10,000 short steps rather than 10,000 simulations.
 
 use super::chooser::{Chooser, split_mix};
 use crate::model::simulate::{Executor, Scenario, SimulationError};
@@ -30,7 +29,7 @@ pub struct Player {
     pub process: usize,
     /// Transfers of the plan.
     pub shapes: Vec<Shape>,
-    /// Variants of the plan. The last one is the plain copies.
+    /// Variants of the plan. The last one consists of plain copies: one direct copy for each transfer.
     pub variants: Rc<[Plan]>,
 }
 
@@ -89,7 +88,8 @@ pub struct Game {
     pub players: Vec<Trail>,
     /// State at the start of the game, and at the end of each execution of the first player (rank or stream).
     pub moments: Vec<Moment>,
-    /// Best joint choice (a variant for each player) for each set of active external loads, in the order in which the sets occurred.
+    /// Best joint choice (a variant for each rank or stream) for each set of active external loads, in the order in which the sets
+    /// occurred.
     pub best: Vec<Vec<u8>>,
 }
 
@@ -100,16 +100,16 @@ pub struct Trail {
     pub executed: Vec<u64>,
     /// Number of times that the player (rank or stream) executed an inactive variant.
     pub tries: u64,
-    /// Changes of the active variant. Each entry holds the time in seconds, the number of the first player's execution, and the new
-    /// variant.
+    /// Changes of the active variant. Each entry holds the time in seconds, the number of the current execution of the first player (rank
+    /// or stream), and the new variant.
     pub in_force: Vec<(f64, u64, usize)>,
     /// Executions of inactive variants. Each entry holds the start time in seconds and the variant.
     pub tried: Vec<(f64, usize)>,
 }
 
 impl Game {
-    /// Returns the fraction of time lost relative to the best joint choice (a variant for each player), between two executions of the first
-    /// player.
+    /// Returns the fraction of time lost relative to the best combination of variants, between two executions of the first player (rank or
+    /// stream).
     pub fn lost(&self, from: u64, to: u64) -> f64 {
         let (begin, end) = (self.moments[from as usize], self.moments[to as usize]);
         (end.best - begin.best) / (end.did - begin.did) - 1.0
@@ -143,8 +143,8 @@ struct Rates {
     all: f64,
 }
 
-/// Rates with which a game is compared: those of the best joint choice (a variant for each player), of plain copies, and of the variants
-/// that the performance model prefers.
+/// Rates with which a game is compared: those of the best joint choice (a variant for each player), of plain copies (one direct copy for
+/// each transfer), and of the variants that the performance model prefers.
 struct Reference {
     best: (Vec<u8>, f64),
     plain: f64,
@@ -273,13 +273,13 @@ impl World {
         Ok(most)
     }
 
-    /// Returns the set of external loads that are active at the given execution of the first player, one bit each.
+    /// Returns the set of external loads that are active at the given execution of the first player (rank or stream), one bit each.
     fn present(&self, execution: u64) -> u64 {
         let there = self.tenants.iter().enumerate().filter(|(_, tenant)| tenant.during.contains(&execution));
         there.fold(0, |set, (at, _)| set | 1 << at)
     }
 
-    /// Runs the game: all players execute their plans and choose variants until the game ends.
+    /// Runs the simulated game: all players (ranks or streams) execute their plans and choose variants until the game ends.
     pub fn play(&mut self, conditions: &Conditions) -> Result<Game, SimulationError> {
         let mut random = conditions.seed;
         let mut seats: Vec<Seat> = Vec::with_capacity(self.players.len());
@@ -338,7 +338,7 @@ impl World {
     }
 }
 
-/// State of one player during a game.
+/// State of one player (rank or stream) during a simulated game.
 struct Seat {
     chooser: Chooser,
     played: Trail,
@@ -354,7 +354,7 @@ struct Seat {
 }
 
 impl Seat {
-    /// Starts an execution of this player and returns the variant that is executed.
+    /// Starts an execution of this player (rank or stream) and returns the variant that is executed.
     fn begin(&mut self, conditions: &Conditions, now: f64, first_player: u64) -> u8 {
         while let Some(&(_, variant, ns)) = self.reports.front().filter(|report| report.0 <= self.executions) {
             self.reports.pop_front();

@@ -52,7 +52,7 @@ pub struct Issue {
 }
 
 impl Issue {
-    /// Returns the cost of issuing this number of plain copies on one GPU.
+    /// Returns the cost of issuing this number of individual copies on one GPU.
     pub fn copies(costs: &Costs, operations: usize) -> Issue {
         Issue { operations, each: costs.issue, joins_gpus: false }
     }

@@ -45,7 +45,8 @@ pub(super) struct Network {
 
 impl Network {
     /// Creates the network of a machine. Data may pass through the devices for which `may_pass` is true. Copies of data that is staged in
-    /// host memory use the capacity of resources as [`Resource::staged`](crate::topology::Resource::staged) states, not as plain copies do.
+    /// host memory use the capacity of resources as [`Resource::staged`](crate::topology::Resource::staged) states, not as direct copies
+    /// do.
     pub fn new(machine: &Machine, may_pass: impl Fn(DeviceId) -> bool) -> Network {
         Network::drawing(machine, may_pass, false, |staged| staged)
     }

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Here `f_r` is the smallest fixed cost among the paths that use resource `r`. The equations are eliminated before solving: one path of
-//! each transfer carries the bytes that the others leave. So the simplex method starts from plain copies and not from an empty solution.
+//! each transfer carries the bytes that the others leave. So the simplex method starts from one path for each transfer and not from an
+//! empty solution.
 //!
 //! If no two paths share a resource (one transfer between directly connected GPUs), the inequalities are independent, and [`fill`] finds
 //! the optimum directly: paths with the lowest fixed time start first, and T rises until they carry all bytes. It models the time to fill

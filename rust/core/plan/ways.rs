@@ -2,8 +2,8 @@
 //!
 //! The price of a resource is a cost for each second of its use. The cost of a copy is the sum over the resources of the time of use
 //! multiplied by the price. The cheapest paths between all devices are computed once for each set of prices (Floyd 1962). Data that begins
-//! in host memory leaves it at the cost of a plain copy. Data that is only staged in host memory leaves it at the cost of a staged copy. So
-//! a host that is a source has separate tables.
+//! in host memory leaves it at the cost of a direct copy. Data that is only staged in host memory leaves it at the cost of a staged copy.
+//! So a host that is a source has separate tables.
 //!
 //! A cheapest tree may branch in any device. For at most [`MOST_MEMBERS`] destinations, it is computed exactly (Dreyfus and Wagner 1971).
 //! If there are more, each destination is connected to the tree by its cheapest path (Takahashi and Matsuyama 1980). Three lower bounds of

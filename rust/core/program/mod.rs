@@ -87,8 +87,8 @@ pub struct Lane {
     pub device: DeviceId,
     /// Other GPUs that may perform the operations instead of `device`. Switching from one GPU to another within a step costs more than
     /// using the less suitable copy engine, so the executor may prefer the GPU of the caller's stream. For a copy between two GPUs, this
-    /// set holds the second GPU; for a kernel, it holds all GPUs of the batch. Lanes with such GPUs run only individual copies and kernels,
-    /// no batched copies.
+    /// set holds the second GPU; for a kernel, it holds all GPUs of the batch. Internal streams with such GPUs run only individual copies
+    /// and kernels, no batched copies.
     pub also: Gpus,
 }
 

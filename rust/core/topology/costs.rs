@@ -22,7 +22,7 @@ pub struct Cost {
     pub meaning: &'static str,
     /// Unit of the cost.
     pub unit: CostUnit,
-    /// Value that is used if neither a preset, a file nor a probe provides one.
+    /// Value that is used if neither a preset, a file nor a measurement of the machine (`mpgpu probe`) provides one.
     pub default: f64,
     /// Description of the measurement by which a probe (`mpgpu probe`) determines the cost. `None` if a probe does not measure the cost;
     /// the value is then that of the preset or file, or the default.

@@ -58,9 +58,9 @@ pub enum Remote {
     Unknown,
 }
 
-/// Returns the bandwidth of plain copies over one NVLink in one direction, in bytes/s. It is the specified bandwidth times the fraction
-/// reached in measurements: 47.9 of 50 GB/s over two NVLink 2 (`beluga`), 396 of 450 GB/s over 18 NVLink 4 (`hgx-h200`). Later versions are
-/// assumed to reach the same fraction as NVLink 4.
+/// Returns the bandwidth of copies by copy engines over one NVLink in one direction, in bytes/s. It is the specified bandwidth times the
+/// fraction reached in measurements: 47.9 of 50 GB/s over two NVLink 2 (`beluga`), 396 of 450 GB/s over 18 NVLink 4 (`hgx-h200`). Later
+/// versions are assumed to reach the same fraction as NVLink 4.
 fn nvlink_bandwidth(version: u32) -> f64 {
     match version {
         0 | 1 => 20e9 * 0.958,
@@ -98,12 +98,12 @@ fn host_bandwidth(generation: u32) -> (f64, f64) {
 const NVLINK_BOTH: f64 = 778.0 / 396.0;
 /// Total bandwidth of a PCIe link in both directions, divided by its bandwidth in one direction. Long copies reach 99.8 of 110 GB/s
 /// (`hgx-h200`); opposite pipelines of chunks on one link reach less. On two H200, plans computed for 99.8 and 92 GB/s were up to 7 %
-/// slower than plain copies. Plans for 86 GB/s were 3 to 6 % faster at 256 and 512 MiB but not at 1 GiB, and plans for 82 GB/s were 4 to 7
+/// slower than direct copies. Plans for 86 GB/s were 3 to 6 % faster at 256 and 512 MiB but not at 1 GiB, and plans for 82 GB/s were 4 to 7
 /// % faster at all three sizes.
 const PCIE_BOTH: f64 = 82.0 / 55.0;
 /// Idle time of an internal stream between two chunks, in seconds. If streams execute a plan, two events between GPUs order every chunk:
 /// its arrival, and the release of its staging slot. Each event takes 4.5 us. With an idle time of 4.5 us, plans for two H200 assigned too
-/// much data to the path through host memory and used this path for transfers that were too small: they reached 0.84 of the plain copy's
+/// much data to the path through host memory and used this path for transfers that were too small: they reached 0.84 of the direct copy's
 /// speed at 16 MiB and 1.02 at 256 MiB. With 9 us they reached 1.00 and 1.09.
 const CHUNK: f64 = 9e-6;
 

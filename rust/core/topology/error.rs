@@ -20,13 +20,14 @@ pub enum TopologyError {
     /// wrong value and the remedy.
     #[error("{0}")]
     Invalid(String),
-    /// The table `[probe]` cannot have been written by a probe. The message names the defect and the remedy.
+    /// The table `[probe]` of a topology file cannot have been written by `mpgpu probe`. The message names the defect and the remedy.
     #[error("[probe]: {0}")]
     Probe(String),
     /// The topology file cannot be written.
     #[error("topology file {}: it cannot be written: {reason}; name another file, or set XDG_CACHE_HOME to a directory that can be", path.display())]
     Unwritable { path: PathBuf, reason: String },
-    /// The topology file was made by a probe of another machine, or of this machine before its hardware or software changed.
+    /// The topology file contains measurements (`mpgpu probe`) of another machine, or of this machine before its hardware or software
+    /// changed.
     #[error(
         "topology file {} does not describe this machine in its present state: {reason}; probe again with `mpgpu probe`, or remove the \
          table [probe] from the file to use its figures anyway", path.display()

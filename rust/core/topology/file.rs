@@ -31,7 +31,7 @@ struct FileEntry {
     probe: Option<Entry>,
 }
 
-/// Part of a probe's file that has the same format in all versions.
+/// Part of a measured topology file (`mpgpu probe`) that has the same format in all versions.
 #[derive(Deserialize)]
 struct OfAnyVersion {
     probe: Version,
@@ -84,7 +84,8 @@ pub fn parse(text: &str) -> Result<Topology, TopologyError> {
     Ok(parse_probed(text)?.0)
 }
 
-/// Parses and checks a topology in TOML like [`parse`], and also returns the record of its probe, if it has one.
+/// Parses and checks a topology in TOML like [`parse`], and also returns the record of the measurement (`mpgpu probe`) that produced it, if
+/// there is one.
 pub fn parse_probed(text: &str) -> Result<(Topology, Option<Record>), TopologyError> {
     if text.len() > MAX_FILE_BYTES {
         return Err(too_long());
@@ -168,8 +169,8 @@ pub fn open_regular(path: &Path) -> std::io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(std::io::Error::other("it is not a regular file; name one")) }
 }
 
-/// Reads a topology file and parses it, with the record of its probe if it has one. Reads at most [`MAX_FILE_BYTES`] bytes, so that a wrong
-/// path cannot exhaust the memory.
+/// Reads a topology file and parses it, with the record of the measurement (`mpgpu probe`) that produced it, if there is one. Reads at most
+/// [`MAX_FILE_BYTES`] bytes, so that a wrong path cannot exhaust the memory.
 pub(super) fn read(path: &Path) -> Result<(Topology, Option<Record>), TopologyError> {
     let mut bytes = Vec::new();
     let result = open_regular(path).and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes));

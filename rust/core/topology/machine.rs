@@ -15,13 +15,14 @@ pub struct Resource {
     pub name: String,
     /// Capacity of the resource in bytes/s.
     pub capacity: f64,
-    /// Capacity consumed per byte/s of data that are staged in host memory. It is 1 if staged data consume as much as other data.
+    /// Capacity in bytes/s that the resource needs for each byte/s of data that are staged in host memory. It is 1 if staged data need as
+    /// much as other data.
     pub staged: f64,
 }
 
 impl Resource {
-    /// Returns the capacity consumed per byte/s of data. `staged` is the fraction of the data that stay in the processor's cache between
-    /// the two hops of a staged path. It is 0 for a plain copy.
+    /// Returns the capacity in bytes/s that this resource needs for each byte/s of data. `staged` is the fraction of the data that stay in
+    /// the processor's cache between the two hops of a staged path. It is 0 for a direct copy.
     pub fn draw(&self, staged: f64) -> f64 {
         (1.0 - staged) + staged * self.staged
     }

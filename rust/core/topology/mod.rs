@@ -165,7 +165,7 @@ pub struct SharedResource {
     /// Capacity of all links of the resource together, bytes/s.
     pub capacity: f64,
     /// Capacity for data that are staged in host memory, bytes/s; `None` if it equals `capacity`. It is higher if staging rings of a few
-    /// MiB stay in the processor's caches. It is lower if two opposite pipelines on one link move less data than two plain copies.
+    /// MiB stay in the processor's caches. It is lower if two opposite pipelines on one link move less data than two direct copies.
     pub staged: Option<f64>,
     /// Directed links that share the capacity.
     pub links: Vec<LinkId>,
@@ -209,7 +209,8 @@ pub fn load(name_or_path: &str) -> Result<Topology, TopologyError> {
     Ok(load_probed(name_or_path)?.0)
 }
 
-/// Loads a topology like [`load`], and also returns the record of its probe, if the file has one.
+/// Loads a topology like [`load`], and also returns the record of the measurement (`mpgpu probe`) that produced it, if the file contains
+/// one.
 pub fn load_probed(name_or_path: &str) -> Result<(Topology, Option<Record>), TopologyError> {
     match preset_text(name_or_path) {
         Some(text) => parse_probed(text),

@@ -5,15 +5,16 @@ use super::{Topology, TopologyError};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
-/// Version of a probe's measurements and of the format of its file. A file with another version is outdated.
+/// Version of the measurements that `mpgpu probe` makes, and of the format of its file. A file with another version is outdated.
 pub const FORMAT: u32 = 4;
 
-/// Maximum length in bytes of a text in the table `[probe]`. It limits the length of error messages about malicious files.
+/// Maximum length in bytes of a text in the table `[probe]` of a topology file. It limits the length of error messages about malicious
+/// files.
 const MAX_TEXT: usize = 400;
-/// Maximum number of notes in the table `[probe]`.
+/// Maximum number of notes in the table `[probe]` of a topology file.
 const MAX_NOTES: usize = 256;
 
-/// GPU of the machine that a probe has measured.
+/// GPU of the machine that `mpgpu probe` has measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
@@ -23,7 +24,7 @@ pub struct Gpu {
     pub name: String,
 }
 
-/// Identity of a machine and its software. A probe is valid only for this identity.
+/// Identity of a machine and its software. A probe (measurement of the machine) is valid only for this identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     /// Name of the backend: `cuda` or `host`.
@@ -36,7 +37,8 @@ pub struct Fingerprint {
     pub gpus: Vec<Gpu>,
 }
 
-/// Accuracy of a probe: errors of the topology's predictions on sets of copies that were not used to fit the topology.
+/// Accuracy of a probe (measurement of a machine): errors of the topology's predictions on sets of copies that were not used to fit the
+/// topology.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residuals {
@@ -49,8 +51,8 @@ pub struct Residuals {
 }
 
 impl Residuals {
-    /// Maximum median error at which a probe is usable. Probes of real nodes have 2 to 6 % (docs/results.md). A second path makes plans 10
-    /// % or more faster, so a topology with an error of 20 % could predict gains that do not exist.
+    /// Maximum median error at which a probe (measurement of a machine) is usable. Probes of real nodes have 2 to 6 % (docs/results.md). A
+    /// second path makes plans 10 % or more faster, so a topology with an error of 20 % could predict gains that do not exist.
     pub const MOST: f64 = 0.2;
 
     /// Checks that the median error does not exceed `most`. The error is a message for the user.
@@ -67,22 +69,22 @@ impl Residuals {
     }
 }
 
-/// Record of a probe, as stored in a topology file.
+/// Record of a probe (measurement of a machine), as stored in a topology file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
     /// Version of the file format; see [`FORMAT`].
     pub format: u32,
-    /// Version of the library that probed the machine.
+    /// Version of the library that measured the machine.
     pub version: String,
-    /// Date of the probe, for human readers; `None` if it is unknown.
+    /// Date of the probe (measurement of the machine), for human readers; `None` if it is unknown.
     pub date: Option<String>,
-    /// Identity of the machine that was probed.
+    /// Identity of the machine that was measured.
     pub fingerprint: Fingerprint,
-    /// Number of measurements of the probe.
+    /// Number of measurements that the probe of the machine made.
     pub measurements: u32,
     /// Accuracy of the topology on sets of copies that were not used to fit it.
     pub residuals: Residuals,
-    /// Remarks of the probe for human readers.
+    /// Notes of the probe (measurement of the machine) for human readers.
     pub notes: Vec<String>,
 }
 
@@ -175,7 +177,8 @@ impl Record {
 }
 
 impl Fingerprint {
-    /// Returns the name of the file for a probe of this machine. It does not depend on the order of the GPUs or on the driver.
+    /// Returns the name of the file in which a probe (measurement) of this machine is stored. It does not depend on the order of the GPUs
+    /// or on the driver.
     pub fn file_name(&self) -> String {
         let mut uuids: Vec<&str> = self.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         uuids.sort_unstable();

@@ -5,7 +5,7 @@ use super::{Harness, Hop, Work, median, pipelines};
 use crate::plan::Mechanism;
 use crate::topology::{Costs, DeviceId, Machine};
 
-/// Step of a probe that measures costs, or that changes capacities of the session.
+/// Step of a probe (measurement of a machine) that measures fixed costs, or that adjusts the measured capacities.
 pub(super) type Step<H> = fn(&mut Session<'_, H>, &Machine, &mut Costs) -> Result<(), <H as Harness>::Error>;
 
 /// Returns names and functions of the steps, in order. Later steps use the costs that earlier steps have measured.

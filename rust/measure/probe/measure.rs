@@ -17,8 +17,8 @@ pub(super) const TINY: u64 = 4096;
 const SMALL: u64 = 1 << 20;
 /// Number of measurements of a set of copies that takes longer than predicted.
 const REPEATS: usize = 3;
-/// Number of times that all host copies are measured during a probe. They are measured repeatedly because the speed of host memory changes
-/// within seconds.
+/// Number of times that all host copies are measured during a probe (measurement of a machine). They are measured repeatedly because the
+/// speed of host memory changes within seconds.
 const VISITS: usize = 4;
 /// Time of the host copies in a set with copies between GPUs, as a fraction of the set's time. It is below 1, so that slow host memory is
 /// not mistaken for contention.
@@ -30,7 +30,7 @@ pub(super) struct Session<'a, H: Harness> {
     pub options: &'a ProbeOptions,
     progress: &'a mut dyn FnMut(Progress),
     stage: (&'static str, u32, u32),
-    /// All hops of the probe. Other fields refer to hops by their index in this list.
+    /// All hops (pairs of source and destination device) that the probe measures. Other fields refer to hops by their index in this list.
     pub hops: Vec<Ends>,
     /// Time in seconds of a copy of a few bytes on each hop.
     pub starts: Vec<f64>,

@@ -177,8 +177,8 @@ pub struct ProbeOptions {
     pub repetitions: u32,
     /// Fraction by which a set of copies may be slower than predicted before the probe searches for the cause.
     pub tolerance: f64,
-    /// Largest number of measurements of concurrent copies. If the probe reaches this number before all slowdowns are explained, it adds a
-    /// note to the record.
+    /// Largest number of measurements of concurrent copies. If the probe (measurement of the machine) reaches this number before all
+    /// slowdowns are explained, it adds a note to the record.
     pub measurements: u32,
     /// Sizes in bytes of copies from and to host memory, and of each transfer of an all-to-all, for which a context searches for better
     /// plans after the probe. The search executes the plans. On the host backend, sizes above 4 MiB are skipped, because CPU threads move

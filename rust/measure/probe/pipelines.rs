@@ -239,7 +239,7 @@ fn slow_both_ways<H: Harness>(session: &mut Session<'_, H>, links: &[[DeviceId; 
 /// Measures pipelines that run at the same time, each with its direct copy. Returns the sizes of the pipelines with the time in seconds
 /// that they took, including gaps between chunks, and the total time of the gaps. The times are the slowest of a few measurements in which
 /// the direct copies end earlier. The slowest is used because a path that is faster than the model expects costs only a little of the gain,
-/// but a path that is slower makes a plan slower than the plain copy.
+/// but a path that is slower makes a plan slower than the direct copy.
 fn together<H: Harness>(
     session: &mut Session<'_, H>,
     machine: &Machine,
@@ -274,7 +274,8 @@ fn together<H: Harness>(
     Ok((Sample { copies, seconds }, (overhead(costs) - fill).min(seconds / 2.0)))
 }
 
-/// Returns the time in seconds for each byte if these pipelines run at the same time, from the capacities that plain copies share.
+/// Returns the time in seconds for each byte if these pipelines run at the same time, computed from the capacities that direct copies
+/// share.
 fn seconds_for_each_byte(machine: &Machine, staged: &[PipelinePath]) -> f64 {
     let mut work = vec![0.0; machine.resources().len()];
     for &(resource, weight) in staged.iter().flat_map(|one| &one.path.weights) {

@@ -1,8 +1,8 @@
 //! Selects the sets of copies to measure: sets whose copies probably share one piece of hardware, and sets that plans use.
 //!
-//! Only sets whose time does not depend on the order of submission are used. The plain copies that one GPU makes to other GPUs run one
-//! after the other, whatever their streams. So a copy may wait behind another copy whose destination port is busy, and this delay would
-//! look like a limited capacity. Host copies have their own copy engines.
+//! Only sets whose time does not depend on the order of submission are used. Copies from one GPU to several other GPUs run one after the
+//! other, whatever their streams. So a copy may wait behind another copy whose destination port is busy, and this delay would look like a
+//! limited capacity. Host copies have their own copy engines.
 
 use super::Ends;
 use crate::topology::DeviceId;

@@ -56,7 +56,7 @@ fn keep(best: &mut Trial, trial: Trial) {
     }
 }
 
-/// Returns all settings that use the paths of the plan `outline`, with other numbers of chunks and other shares of the data.
+/// Returns all settings that use the same paths as the plan `outline`, with other numbers of chunks and other shares of the data.
 fn refined(outline: &Trial) -> Vec<Setting> {
     let one = [1000_u16];
     let hosts: &[u16] = if outline.staged().any(|(via, _)| via.is_host()) { &HOST_SHARES } else { &one };

@@ -122,8 +122,8 @@ struct Climb<'t, 'a, S> {
 
 impl<S: Score> Climb<'_, '_, S> {
     /// Returns the time in seconds of the plan with this setting. The setting becomes the best setting if the plan is faster by at least
-    /// `step`. Returns infinity if the planner leaves out a path, because that plan belongs to another outline, which is searched
-    /// separately.
+    /// `step`. Returns infinity if the planner leaves out a path, because that plan belongs to another outline (selection of paths), which
+    /// is searched separately.
     fn seconds(&mut self, setting: Setting) -> Result<f64, TuneError<S::Error>> {
         let Some(trial) = self.trials.at(setting)?.filter(|trial| trial.paths() >= self.best.paths()) else {
             return Ok(f64::INFINITY);

@@ -18,7 +18,7 @@
 //!   stream; the others fork from it and join it, which takes `fork_join_staged/2` each.
 //! - Staging rings are placed in a bounded arena per device. Executions whose slots overlap run one after the other, `fork_join_staged/2`
 //!   apart. At most 32 MiB of the rings that all processes use stay in the processor's cache. Copies of data in this part use
-//!   [`staged`](crate::topology::Resource::staged) bytes of capacity per byte; other copies of staged data use as much as plain copies.
+//!   [`staged`](crate::topology::Resource::staged) bytes of capacity per byte; other copies of staged data use as much as direct copies.
 //! - Links are shared max-min fairly at every moment (Bertsekas and Gallager, *Data Networks*, 6.5.2). A copy kernel uses
 //!   `1/kernel_efficiency` bytes of capacity per byte.
 //!

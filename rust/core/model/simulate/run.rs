@@ -222,8 +222,8 @@ impl<'s, 'a> Run<'s, 'a> {
             let state = |(op, links): (usize, &Links)| OpState {
                 execution: index as u32,
                 index: op as u32,
-                // The conditions: the operation is issued, the previous operation has ended or the lane has started, and the awaited
-                // operations have ended.
+                // The conditions are: the operation is issued; the previous operation on its internal stream has ended, or the stream has
+                // started; and the awaited operations have ended.
                 conditions: 2 + links.awaits,
                 begin: 0.0,
                 end: 0.0,
@@ -232,7 +232,7 @@ impl<'s, 'a> Run<'s, 'a> {
             executions.push(ExecutionState {
                 base: ops.len(),
                 ops_left: shape.ops.len(),
-                // The launch of a kernel is one more condition.
+                // The execution also waits for the launch of its kernel.
                 conditions: submitted.after.len() + usize::from(submitted.kernel > 0.0),
                 start: (0.0, 0.0),
                 times: ExecutionTimes::default(),
