@@ -3,23 +3,23 @@
 //! An exporter describes a memory range in a [`Handle`] of fixed size. The program sends the handle by any means, for example MPI. The
 //! importer connects to the exporter named in the handle over an abstract Unix socket. Such a socket has no file, so no file remains after
 //! a process exits. The exporter checks that the allocation still exists and answers with the information needed to map it. The connection
-//! stays open while the importer holds the memory, so each side notices the exit of the other one. Freed and unmapped memory is recorded on
-//! a page that both sides map, so no event is lost even if a side checks it rarely.
+//! stays open while the importer holds the memory, so each process notices the exit of the other. Freed and unmapped memory is recorded in
+//! a table that both processes map, so no event is lost even if a process reads the table rarely.
 //!
 //! | file | content |
 //! | --- | --- |
 //! | [`handle`] | encoding of handles, and the checks that need only their bytes |
 //! | `process` | identity of a process: boot, network namespace, user, and a random number |
-//! | [`segment`] | memory that can be shared: a memory file for each allocation |
-//! | `packet` | request and answer, with at most one descriptor each |
+//! | [`segment`] | memory that other processes can map: a memory file for each allocation |
+//! | `packet` | requests and answers of importer and exporter, with at most one file descriptor each |
 //! | `credentials` | user and process at the other end of a socket |
-//! | `board` | shared table of freed and closed allocations |
+//! | `board` | table in shared memory of freed and unmapped allocations |
 //! | `service` | exporter: one thread per process, from the first export until the last exporting context is destroyed |
-//! | `peer` | importer |
+//! | `peer` | importer: a connection to one exporter |
 //! | [`signal`] | counters in shared memory |
-//! | `places` | positions of node-plan steps in streams |
-//! | `slot` | a send or a receive, visible to all ranks |
-//! | [`mailbox`] | matching of sends and receives |
+//! | `places` | positions of the steps of node plans (plans of several ranks) in streams |
+//! | `slot` | record of a send or a receive in shared memory, visible to all ranks |
+//! | [`mailbox`] | matching of sends and receives in shared memory |
 //! | `fork` | protection of children of `fork` from inherited objects |
 //!
 //! The backend defines allocations and how they are mapped ([`Backend::map`](crate::backend::Backend::map)).

@@ -30,9 +30,9 @@ struct Header {
     is_closed: AtomicU32,
     /// Sequence number that the next operation queued in the mailbox gets.
     next_order: AtomicU64,
-    /// Bounds of the list of posted receives: the index of its first entry, and the number of its entries. The next field contains the
-    /// bounds of the list of messages.
+    /// Bounds of the list of posted receives: the index of its first entry, and the number of its entries.
     posted: [AtomicU64; 2],
+    /// Bounds of the list of messages without a receive: the index of its first entry, and the number of its entries.
     unexpected: [AtomicU64; 2],
 }
 

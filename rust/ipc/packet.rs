@@ -201,7 +201,7 @@ impl Packet {
     /// Receives the next packet. Waits for it until the time `until`, or does not wait if `until` is `None`. Returns `None` at the end of
     /// the connection.
     ///
-    /// Errors: [`Errno::AGAIN`] if no packet arrived, [`Errno::PROTO`] for data that are not a packet of this version, [`Errno::MFILE`] if
+    /// Errors: [`Errno::AGAIN`] if no packet arrived, [`Errno::PROTO`] for data that is not a packet of this version, [`Errno::MFILE`] if
     /// this process cannot open another descriptor, and [`Errno::ACCESS`] if the system withholds the descriptor.
     pub fn receive(socket: &Socket, until: Option<Instant>) -> Result<Option<Packet>> {
         let mut bytes = [0; BYTES];

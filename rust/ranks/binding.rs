@@ -70,8 +70,8 @@ impl Used {
         Ok(Used { allocations, alive_at: AtomicU64::new(frees), imports })
     }
 
-    /// Merges several lists of used memory without duplicates. Each duplicate would be checked again in each step, and a check costs as
-    /// much as some driver calls of a step.
+    /// Merges several lists of used memory and drops duplicates. Each step checks every entry, and a check takes about as long as a call of
+    /// the driver.
     pub fn of_all(each: impl Iterator<Item = Used>) -> Used {
         let mut all = Used::default();
         let mut imports: Vec<Weak<Import>> = Vec::new();

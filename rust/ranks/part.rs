@@ -102,7 +102,7 @@ struct BoundKernel {
 /// are equally fast at 23 MB. Each further lane costs copy engines the fixed time again (63 us for three lanes of H200).
 pub(super) const SMALL_BYTES: u64 = 20 << 20;
 
-/// Maximum number of lanes (streams) by which [`SMALL_BYTES`] is multiplied. No more lanes were measured.
+/// Maximum number of lanes (streams) by which [`SMALL_BYTES`] is multiplied. Larger numbers were not measured.
 const MOST_LANES: usize = 3;
 
 /// Ratio of the bandwidth of copies within one GPU's memory to the bandwidth of copies over NVLink.

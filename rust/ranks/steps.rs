@@ -241,7 +241,7 @@ impl NodePlan {
             self.node.order.forget(places);
             return Ok(());
         }
-        // All steps before the creation of a second plan precede all steps of that plan.
+        // The order is checked only if the node has several plans. Steps before the creation of a second plan precede all of its steps.
         if self.node.plans.load(Ordering::Relaxed) < 2 {
             return Ok(());
         }

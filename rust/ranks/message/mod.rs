@@ -403,7 +403,7 @@ impl Messenger {
             SlotState::Queued => true,
             // Another rank has claimed the described buffer and is about to fetch it.
             SlotState::Described => own.partner().is_some() && !own.has_moved(),
-            // The data must still be copied, or must still be copied out of memory of the library.
+            // The copy has not finished, or buffered data is still in memory of the library.
             SlotState::Matched => !own.has_moved() || own.is_buffered() && !own.has_finished(),
             _ => false,
         }

@@ -56,7 +56,7 @@ fn note(slot: &MessageSlot, error: &Error) {
     slot.fail(status, &error.to_string());
 }
 
-/// Returns the signal by which a stream sets a flag.
+/// Returns the signal operation by which a stream sets `flag` to 1.
 pub(super) fn raise(flag: &AtomicU64) -> Signal {
     Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 }
 }
