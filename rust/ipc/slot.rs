@@ -321,8 +321,8 @@ impl MessageSlot {
     }
 
     /// Claims the published buffer of this slot for a fetch by the operation in slot `by`. Returns true on success. The claim fails if
-    /// another rank has claimed the buffer first. It also fails if the slot was reused since the buffer was published, which is so if
-    /// `uses` is not its current use count.
+    /// another rank has claimed the buffer first, or if the slot was reused since the buffer was published (`uses` differs from the current
+    /// use count of the slot).
     pub fn take_described(&self, uses: u64, by: SlotId) -> bool {
         let taken = self.partner.compare_exchange(DESCRIBED | uses, by.encode(), Ordering::AcqRel, Ordering::Acquire);
         taken.is_ok()

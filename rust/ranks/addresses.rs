@@ -91,9 +91,8 @@ impl Bindings<'_> {
         self.place(place)
     }
 
-    /// Returns the shared tables in which this rank and its neighbours publish at which positions of their streams the plan's steps are. A
-    /// neighbour is a rank that this rank waits for in each step and that also waits for this rank. Returns `None` if this rank has no
-    /// neighbours.
+    /// Returns the shared tables in which this rank and its neighbours publish the stream positions of the plan's steps. A neighbour is a
+    /// rank that this rank waits for in each step and that also waits for this rank. Returns `None` if this rank has no neighbours.
     pub fn places(&self, plan: u64) -> Option<Arc<PlanPlaces>> {
         let (rank, flags) = (self.node.rank(), &self.together.parts.flags);
         let at = |taker: u32| Some(StepPlaces::at(self.flags.get(&taker)? + self.together.places_of(taker)?));

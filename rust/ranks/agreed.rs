@@ -265,7 +265,7 @@ impl StepVariants {
         StepVariants { spans: Spans { ahead: Some(BY_KERNEL), ..spans }, rule: Rule::Lateness(lateness, [0; 2]) }
     }
 
-    /// Returns the plan variant for step number `step`, and whether the step is measured. Steps are numbered from 1.
+    /// Returns the plan variant for step number `step`, and a boolean that is true if the step is measured. Steps are numbered from 1.
     pub fn next(&mut self, step: u64) -> Choice {
         let wanted = match &mut self.rule {
             Rule::Measured(choosing) => choosing.choose(),

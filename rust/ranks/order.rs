@@ -14,7 +14,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Shared tables in which this rank and its neighbours publish the positions in their streams of the steps (executions) of one node plan.
+/// Shared tables of this rank and its neighbours. In these tables, each rank publishes the stream positions of the steps (executions) of
+/// one node plan.
 pub(super) struct PlanPlaces {
     /// Number of the plan among all plans of the node group, from 1.
     pub plan: u64,
@@ -51,7 +52,7 @@ struct OrderState {
 
 struct StreamSteps {
     name: u16,
-    /// Last step of each plan, as far as the step was enqueued in this stream.
+    /// Most recent step of each plan in this stream. A plan without recent steps in the stream has no entry.
     last: Vec<LastStep>,
 }
 

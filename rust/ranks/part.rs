@@ -79,7 +79,7 @@ struct PartSegment {
 /// Operations of a rank that move so few bytes that one kernel executes all of them.
 pub(super) struct SmallPart {
     pub actions: Box<[Action]>,
-    /// Copies of the kernel in the form of a program, which executes them in one stream.
+    /// Copies that the kernel makes, in the form of a program that executes them in one stream.
     pub program: Arc<Program>,
     pub endpoints: Arc<[Endpoints]>,
     pub device: DeviceId,
@@ -119,8 +119,8 @@ pub(super) struct Armed {
     pub reset: Option<Copies>,
     /// Instructions for the kernels that produce the data. `None` if this rank has no such kernels.
     pub orders: Option<ProducerOrders>,
-    /// True if the step's copies follow all work in the stream at the time when the step is enqueued. False if they follow only the work in
-    /// the stream at the time when the step was armed.
+    /// True if the step's copies follow all work in the stream at the time when the step is executed. False if they follow only the work in
+    /// the stream at the time when the step was armed, which is before its data is produced.
     pub is_after: bool,
 }
 
@@ -181,7 +181,7 @@ struct Draft {
 }
 
 impl Draft {
-    /// Adds copies, which use `mechanism`, to the segment. Each copy becomes a transfer with its own addresses.
+    /// Adds copies to the segment. `mechanism` (copy engine or kernel) makes them. Each copy becomes a transfer with its own addresses.
     fn push(&mut self, mechanism: Mechanism, copies: &[Copy], at: &impl Addresses) {
         let copies = copies.iter().map(|copy| {
             let transfer = self.bytes.len() as u32;
@@ -453,7 +453,7 @@ impl BoundPart {
         lanes.inspect_err(|_| bound.release(backend)).map(|()| bound)
     }
 
-    /// Enqueues the work that precedes the producing kernels, and marks the position in `stream` at which the step begins.
+    /// Enqueues the work that precedes the producing kernels, and records the position in `stream` at which the step begins.
     pub fn arm(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         self.follow(stream, is_captured, backend)?;
         let Some(Armed { takes, reset, orders, is_after }) = &self.armed else { return Ok(()) };
@@ -523,7 +523,8 @@ impl BoundPart {
         if self.stream.is_some() { backend.synchronize_event(self.end) } else { Ok(()) }
     }
 
-    /// True if the step's copies follow all work in the stream at the time when the step is enqueued.
+    /// True if the step's copies follow all work in the stream at the time when the step is executed, and not only the work at the time
+    /// when the step was armed.
     fn is_after(&self) -> bool {
         self.armed.as_ref().is_none_or(|armed| armed.is_after)
     }

@@ -53,10 +53,12 @@ pub struct Trigger {
     pub arrived_flags: u32,
 }
 
-/// State of the current step of a plan whose transfers move in partitions.
+/// State of the current step of a plan whose transfers move in partitions. A step is first armed, then its data is produced, and then it is
+/// executed.
 #[derive(Debug, Default)]
 struct ArmedState {
-    /// State of a step that is armed and not yet executed: true if it was armed during a stream capture. `None` if no step is armed.
+    /// State of the step that was armed (begun before its data is produced) and not yet executed. `Some(true)` if it was armed during a
+    /// stream capture. `None` if no step is armed.
     armed: Option<bool>,
     /// Completion of the last execution of the plan. `None` before the first execution.
     last: Option<Completion>,
@@ -192,7 +194,8 @@ impl PartitionWords {
         Ok((!copies.is_empty()).then(|| ProducerOrders { copies: copies_of(self.device, &copies), how, said }))
     }
 
-    /// Records that a step is armed. Returns an error if another step is armed and not yet executed.
+    /// Records that a step is armed: it has begun, and the kernels that produce its data follow. Returns an error if another step is armed
+    /// and not yet executed.
     pub fn arm(&self, is_captured: bool) -> Result<(), Error> {
         let mut state = lock(&self.state);
         if state.armed.is_some() {
@@ -203,12 +206,12 @@ impl PartitionWords {
         Ok(())
     }
 
-    /// Records that no step is armed, because arming it has failed.
+    /// Records that no step is armed, because an error has occurred while a step was being armed.
     pub fn disarm(&self) {
         lock(&self.state).armed = None;
     }
 
-    /// Records that the armed step is executed. Returns an error if no step is armed.
+    /// Records that the armed step (begun before its data was produced) is executed. Returns an error if no step is armed.
     pub fn take_armed(&self, is_captured: bool) -> Result<(), Error> {
         let mut state = lock(&self.state);
         let refuse = |reason: &str| Err(Error::NodeArgument { argument: c"plan", reason: reason.into() });
@@ -261,7 +264,7 @@ impl PartitionWords {
             }
         }
         if lock(&self.state).armed.take().is_some() {
-            // The other ranks may have begun the step.
+            // The other ranks may have begun a step that this rank will not finish.
             self.progress.fail();
         }
         waited

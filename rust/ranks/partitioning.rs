@@ -45,7 +45,7 @@ pub struct Partitioning {
 
 /// Plan variants of partitioned transfers, with all options decided that the caller left open.
 pub(super) struct Settled {
-    /// Plan variants. The first one is the one that the performance model expects to be fastest.
+    /// Plan variants. The performance model expects the first variant to be the fastest.
     pub variants: Vec<PartitionVariant>,
     pub forecast: PartitionForecast,
 }
@@ -147,8 +147,8 @@ pub(super) struct Partitioned {
     pub halves: BTreeMap<TransferName, TransferName>,
     pub partitions: Vec<Partitions>,
     pub flags: Vec<PartitionFlags>,
-    /// Index range of the flags that belong to partitions. These flags are equal in every variant, and all variants use the same memory for
-    /// them.
+    /// Index range of the flags that belong to partitions. The range is equal in every variant, and all variants use the same memory for
+    /// these flags.
     pub own: Range<u32>,
     /// Name of the plan variant in descriptions and measurements.
     pub name: &'static str,

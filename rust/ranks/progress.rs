@@ -17,7 +17,7 @@ pub(super) struct Progress {
     is_captured: AtomicBool,
     /// Smallest number of steps that any rank has reported when it stopped executing the plan. `u64::MAX` while no rank has stopped.
     last: AtomicU64,
-    /// True if another rank has stopped executing the plan because of a failure, or has stopped while this rank waits for it.
+    /// True if another rank has stopped executing the plan because of a failure, or while this rank waits for it.
     has_failed: AtomicBool,
     /// Cause of the first failure of another rank, as far as this rank knows.
     cause: OnceLock<Cause>,

@@ -43,8 +43,8 @@ pub(super) struct Together {
 }
 
 impl Together {
-    /// Plans the transfers of all ranks and divides the work among the ranks. Returns the variants of the plan. The first one is the one
-    /// that the performance model expects to be fastest.
+    /// Plans the transfers of all ranks and divides the work among the ranks. Returns the variants of the plan. The performance model
+    /// expects the first variant to be the fastest.
     pub fn variants(
         node: &NodeGroup,
         requests: &[RankRequest],

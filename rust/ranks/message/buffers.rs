@@ -83,7 +83,7 @@ pub(super) struct ImportedBuffer {
     address: u64,
     /// Size in bytes of the mapped memory.
     bytes: u64,
-    /// Time of the last use, as the number of uses of all imported allocations up to then.
+    /// Time of the last use, measured as the number of uses of all imported allocations before it.
     used: AtomicU64,
 }
 

@@ -357,8 +357,8 @@ impl Messenger {
     }
 
     /// Ends the operation in slot `slot` if it waits for rank `rank`, which has ended or has destroyed its messenger. The operation may be
-    /// a send that is queued in that rank's mailbox. A rank makes the copies of all its matched operations before it has finished to
-    /// destroy its messenger.
+    /// a send that is queued in that rank's mailbox. If that rank has destroyed its messenger, it has first made the copies of all its
+    /// matched operations.
     fn conclude_gone(&self, slot: u32, rank: u32) {
         let own = self.mailboxes.own(slot);
         if own.is_send() && own.state() == SlotState::Queued && own.peer() == Some(rank) {
@@ -417,11 +417,11 @@ impl Messenger {
         self.finish(Instant::now() + LAST_PATIENCE, GRACE)
     }
 
-    /// Rejects further posts and ends all operations that have not matched. An exception are sends whose messages the library has buffered.
-    /// Does not wait for other ranks.
+    /// Rejects further posts and ends all operations that have not matched, with one exception: sends whose messages the library has
+    /// buffered stay. Does not wait for other ranks.
     fn end_unmatched(&self) {
-        // A second caller waits for the first. `finish` acquires the read lock of the gate again while it holds it, so no thread may wait
-        // for the write lock then.
+        // A second caller waits for the first. `finish` acquires the gate's read lock while it already holds this lock, so no thread may be
+        // waiting for the write lock then.
         let mut has_ended = lock(&self.has_ended_unmatched);
         if std::mem::replace(&mut *has_ended, true) {
             return;

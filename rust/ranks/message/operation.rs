@@ -148,8 +148,8 @@ impl Operation {
         self.settle()
     }
 
-    /// Polls the operation's flags until one of them is set, for at most about a microsecond. That is shorter than a yield takes if other
-    /// threads want the core.
+    /// Polls the operation's flags until one of them is set, for at most about a microsecond. If other threads want the core, this takes
+    /// less time than a yield.
     fn watch(&self) {
         const LOOKS: u32 = 32;
         if !has_cores() || self.outcome.get().is_some() {
