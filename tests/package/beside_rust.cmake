@@ -1,6 +1,6 @@
-# Tests one program with three Rust runtimes: libmpgpu.a, an unrelated archive as built by rustc, and the same crate
-# with hidden symbols, in which panics must still unwind and be caught. Uses every compiler and linker of this machine,
-# with both orders of the archives.
+# Tests a program that contains three Rust runtimes: libmpgpu.a, an unrelated archive as built by rustc, and the same
+# unrelated crate with hidden symbols. In all of them, panics must still unwind and be caught. The test uses every
+# compiler and linker of this machine, and both orders of the archives.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 file(MAKE_DIRECTORY "${BUILD}")

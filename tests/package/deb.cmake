@@ -1,5 +1,5 @@
-# Tests the .deb with the shared library, unpacked: programs in C, C++, Fortran and Rust use it by CMake, by pkg-config
-# and by name.
+# Tests the Debian package with the shared library, which is unpacked for the test. Programs in C, C++, Fortran and Rust
+# find it by CMake, by pkg-config and by its name.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 set(built "${BUILD}/mpgpu")
@@ -24,7 +24,7 @@ if(NOT output MATCHES "soname: \\[libmpgpu\\.so\\.${soversion}\\]")
     message(FATAL_ERROR "no soname libmpgpu.so.${soversion}:\n${output}")
 endif()
 
-# It exports the functions of the static library, each with the symbol version.
+# The shared library exports the functions of the static library, each with the symbol version.
 run("${READELF}" --dyn-syms --wide "${library}")
 string(REGEX MATCHALL " (GLOBAL|WEAK|UNIQUE) +DEFAULT +[0-9]+ [^ \n]+" exported "${output}")
 list(TRANSFORM exported REPLACE ".* " "")
@@ -64,7 +64,7 @@ if(PKG_CONFIG)
     run("${CC}" "${PACKAGE_TESTS}/consumer/main.c" "${PACKAGE_TESTS}/consumer/copy_check.c" -o "${BUILD}/consumer" ${flags})
     run_consumer("${BUILD}/consumer")
 endif()
-# A Rust program uses the C ABI; the crate `mpgpu`, with the safe API, is built from source.
+# The Rust program uses the C ABI. The crate `mpgpu` with the safe API is built from source instead.
 run("${RUSTC}" --edition 2024 -L "${folder}" "${PACKAGE_TESTS}/consumer/main.rs" -o "${BUILD}/rust")
 set(ENV{MPGPU_BACKEND} host)
 run_consumer("${BUILD}/rust")

@@ -1,4 +1,4 @@
-# Builds the examples as separate projects with the moved prefix.
+# Builds the examples as separate projects against the installed package, whose prefix was moved.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 foreach(example IN ITEMS c halo3d jacobi jacobi3d)

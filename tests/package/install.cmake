@@ -1,4 +1,5 @@
-# Installs into a prefix and moves it, so that nothing remains at the original location. The new name contains a space.
+# Installs mpgpu into a prefix and moves the prefix, so that nothing remains at the original location. The new path
+# contains a space.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 set(first "${BUILD}/first")

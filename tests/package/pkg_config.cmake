@@ -1,4 +1,4 @@
-# Builds a C program without CMake, only by the compiler's command line.
+# Builds a C program without CMake, by the compiler's command line only.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 file(GLOB_RECURSE pc "${PREFIX}/*/mpgpu.pc")

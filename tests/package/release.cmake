@@ -1,5 +1,5 @@
-# Tests packaging/release: its source archive builds without a network, alone and in another project's tree, and CMake
-# and pkg-config find its build.
+# Tests packaging/release. Its source archive must build without a network, alone and in another project's tree. CMake
+# and pkg-config must find its binary archive.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 foreach(command IN ITEMS "git;rev-parse;HEAD" "unshare;-rn;true")
@@ -11,14 +11,14 @@ foreach(command IN ITEMS "git;rev-parse;HEAD" "unshare;-rn;true")
     endif()
 endforeach()
 
-# Not optimised, because only the build itself is tested here.
+# The library is not optimised, because the test checks only that it builds.
 set(ENV{CARGO_PROFILE_RELEASE_LTO} off)
 set(ENV{CARGO_PROFILE_RELEASE_OPT_LEVEL} 0)
 set(ENV{CARGO_PROFILE_RELEASE_CODEGEN_UNITS} 16)
 set(ENV{CC} "${CC}")
 set(ENV{CXX} "${CXX}")
 file(REMOVE_RECURSE "${BUILD}")
-# An unusual folder for commands, so that only the build can determine the path to the interposer.
+# The folder for commands is unusual, so that only the build can determine the path from a command to the interposer.
 set(bin libexec/mpgpu)
 run("${SOURCE}/packaging/release" "${BUILD}/release" "-DCMAKE_INSTALL_BINDIR=${bin}")
 if(NOT output MATCHES "built without a network: ")
@@ -34,7 +34,7 @@ foreach(file IN ITEMS ${bin}/mpgpu lib/libmpgpu.a lib/libmpgpu_preload.so lib/li
         message(FATAL_ERROR "not in the archive: ${file}")
     endif()
 endforeach()
-# No file contains the name of the build folder.
+# No file may contain the path of the build folder.
 run(sh -c "! grep -rl '/\\.release\\.' '${prefix}'")
 
 # A consumer needs neither Rust nor a network.
@@ -55,7 +55,7 @@ if(NOT output STREQUAL "${prefix}/lib/libmpgpu_preload.so\n")
     message(FATAL_ERROR "mpgpu run found ${output}")
 endif()
 
-# The source archive in another project's tree, with an empty cargo cache.
+# The source archive is part of another project's tree, and cargo's cache is empty.
 run("${CMAKE_COMMAND}" -E chdir "${BUILD}" "${CMAKE_COMMAND}" -E tar xf "release/mpgpu-${VERSION}.tar.gz")
 set(ENV{CARGO_HOME} "${BUILD}/cargo-home")
 run(unshare -rn "${CMAKE_COMMAND}" -S "${PACKAGE_TESTS}/subdirectory" -B "${BUILD}/subdirectory" -G "${GENERATOR}" -DMODE=add_subdirectory

@@ -1,4 +1,5 @@
-# Tests the archive inside a shared object without undefined symbols, loaded by a program that does not use mpgpu.
+# Tests a shared object that contains the archive and has no undefined symbols. A program that does not use mpgpu loads
+# the shared object.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 file(MAKE_DIRECTORY "${BUILD}")

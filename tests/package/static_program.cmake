@@ -1,5 +1,5 @@
-# Tests a C program that is linked with -static: the driver cannot be loaded, which is reported, and the host backend
-# works.
+# Tests a C program that is linked with -static. The driver cannot be loaded, which must be reported, and the host
+# backend must work.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 file(MAKE_DIRECTORY "${BUILD}")

@@ -8,12 +8,12 @@ cmake_minimum_required(VERSION 3.22)
 
 set(PACKAGE_TESTS "${SOURCE}/tests/package")
 
-# Runs a command, and ends the case if it fails; its output is stored in ${output}.
+# Runs a command, and ends the case if the command fails. The command's output is stored in ${output}.
 function(run)
     execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE stdout ERROR_VARIABLE stderr)
     if(NOT result EQUAL 0)
         list(JOIN ARGN " " command)
-        # A notice, because CMake breaks the lines of an error's text.
+        # The text is a notice, because CMake breaks the lines of an error's text.
         message(NOTICE "${command}\n${stdout}${stderr}")
         message(FATAL_ERROR "exited with ${result}: see above")
     endif()
@@ -28,7 +28,7 @@ function(refused pattern)
         message(NOTICE "${command}\n${stdout}${stderr}")
         message(FATAL_ERROR "succeeded, and should have been refused: see above")
     endif()
-    # CMake wraps its messages.
+    # CMake breaks the lines of its messages.
     string(REGEX REPLACE "[ \n]+" " " text "${stdout}${stderr}")
     if(NOT text MATCHES "${pattern}")
         message(NOTICE "${command}\n${stdout}${stderr}")
@@ -36,7 +36,7 @@ function(refused pattern)
     endif()
 endfunction()
 
-# Runs a consumer, which prints "copied" if every byte was right.
+# Runs a consumer's program, which prints "copied" if every byte was right.
 function(run_consumer)
     run(${ARGN})
     if(NOT output MATCHES "copied")
@@ -44,7 +44,7 @@ function(run_consumer)
     endif()
 endfunction()
 
-# Configures and builds an outside project from scratch.
+# Configures and builds an outside project in an empty folder.
 function(build_project source binary)
     file(REMOVE_RECURSE "${binary}")
     run("${CMAKE_COMMAND}" -S "${source}" -B "${binary}" -G "${GENERATOR}"

@@ -1,5 +1,5 @@
-# Tests that the archive defines only mp_*, including every function of the header, and that no COMDAT group remains
-# that a final link could merge with a consumer's.
+# Tests that the archive defines only the symbols mp_*, and among them every function of the header. No COMDAT group may
+# remain, because a final link could merge it with a consumer's group.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 run("${READELF}" --symbols --wide "${ARCHIVE}")
@@ -18,7 +18,7 @@ endif()
 file(READ "${SOURCE}/include/mpgpu/mpgpu.h" header)
 string(REGEX REPLACE "/\\*([^*]|\\*+[^*/])*\\*+/" "" header "${header}")
 string(REGEX REPLACE "//[^\n]*" "" header "${header}")
-# Functions that the header itself defines are not in the archive.
+# Functions that the header itself defines (static inline) are not in the archive.
 string(REGEX REPLACE "static inline [^{]*{[^}]*}" "" header "${header}")
 string(REGEX MATCHALL "mp_[a-z0-9_]+\\(" declared "${header}")
 list(TRANSFORM declared REPLACE "\\(" "")
@@ -40,7 +40,8 @@ if(output MATCHES "COMDAT")
     message(FATAL_ERROR "section groups are left:\n${output}")
 endif()
 
-# rustc's list of native libraries, except those that compiler drivers add, equals the list in the package files.
+# The list of native libraries in the package files must equal rustc's list, without the libraries that compiler drivers
+# add.
 file(READ "${NATIVE_LIBS_FILE}" native)
 string(REGEX MATCHALL "-l[^ \n]+" native "${native}")
 list(REMOVE_ITEM native -lgcc_s -lc)

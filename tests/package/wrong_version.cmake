@@ -1,5 +1,5 @@
-# Tests that incompatible versions are refused, and that CMake reports the found version. Before 1.0 the minor version
-# must match.
+# Tests that CMake refuses incompatible versions of the package and reports the version that it found. Before 1.0, the
+# minor version must match.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 string(REGEX MATCH "^([0-9]+)\\.([0-9]+)\\.([0-9]+)$" whole "${VERSION}")

@@ -1,5 +1,6 @@
-# Runs a client under the interposer, and looks for each part of REPORT (joined by "|", or "nothing") in what the interposer reports. The client may be the
-# library DEEPBOUND, which PROGRAM loads with RTLD_DEEPBIND; then the interposer has the help of AUDIT.
+# Runs a client program under the interposer, and searches the interposer's report for each part of REPORT (parts are
+# joined by "|"; "nothing" means that there is no report). If DEEPBOUND is set, PROGRAM loads the client from this
+# library with RTLD_DEEPBIND. The interposer then needs the help of AUDIT.
 file(REMOVE "${FILE}")
 set(ENV{LD_PRELOAD} "${LIBRARIES}")
 set(ENV{MPGPU_PRELOAD_REPORT} "${FILE}")

@@ -1,4 +1,5 @@
-# The interposer shows the functions of exports.map and nothing else, none that UCX patches among them, and stays loaded.
+# Tests that the interposer exports exactly the functions of exports.map, that none of them is a function that UCX
+# patches, and that the interposer is never unloaded.
 file(STRINGS "${MAP}" lines REGEX "^    [A-Za-z0-9_]+;")
 list(TRANSFORM lines REPLACE "[ ;]" "" OUTPUT_VARIABLE expected)
 execute_process(COMMAND "${READELF}" --dyn-syms --wide "${LIBRARY}" OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)

@@ -1,4 +1,5 @@
-# Runs a client whose report is to go into a FIFO that nobody reads: it ends, and says why there is no report.
+# Runs a client program whose report is to be written to a FIFO that no process reads. The program must end, and must
+# print why there is no report.
 file(REMOVE "${FILE}")
 execute_process(COMMAND mkfifo "${FILE}" COMMAND_ERROR_IS_FATAL ANY)
 set(ENV{LD_PRELOAD} "${LIBRARIES}")

@@ -29,7 +29,7 @@ class Gate:
         check(lib.mp_stream_launch_host(stream._context._handle, stream._handle, self._callback, NULL, NULL))
 
     def _wait(self, _: object) -> None:
-        # With a time limit, so that a test that does not open it fails instead of hanging.
+        # The time limit lets a test fail that does not open the gate. Without it, the test would hang.
         self._open.wait(60)
 
     def open(self) -> None:

@@ -13,7 +13,7 @@ A = numpy.arange(64, dtype=numpy.uint8)
 
 
 class OnGpu:
-    """Object that claims to be GPU memory."""
+    """Object whose attributes claim that it is GPU memory."""
 
     def __init__(self, **more):
         self.__cuda_array_interface__ = {"shape": (4,), "typestr": "|u1", "data": (1 << 40, False), "version": 3, **more}
@@ -36,7 +36,7 @@ class NoCapsule:
 
 
 class InBuffer:
-    """Object whose data is part of a buffer."""
+    """Object whose data is a part of a larger buffer."""
 
     def __init__(self, offset, data=None):
         data = bytearray(range(8)) if data is None else data
@@ -203,7 +203,7 @@ REFUSED = [
 def test_what_is_wrong_is_refused_with_its_value_and_the_remedy(call, kind, text):
     with pytest.raises(kind, match=text):
         call()
-    # The library is still usable.
+    # The library is still usable after the errors.
     dst = bytearray(64)
     mpgpu.copy(dst, A)
     assert dst == A.tobytes()

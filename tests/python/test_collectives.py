@@ -9,7 +9,7 @@ import pytest
 
 
 def arrays(context, counts):
-    """Returns memory of GPU 0, 1, … with `counts` numbers, as arrays that are readable on the host backend."""
+    """Returns one array for each count, in memory of GPU 0, 1, … The host backend makes this memory readable."""
     made = [context.empty(count, device=gpu, dtype="i4") for gpu, count in enumerate(counts)]
     for one in made:
         one.numpy()[:] = -1

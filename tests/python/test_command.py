@@ -12,7 +12,7 @@ import sys
 import pytest
 
 COMMAND = pathlib.Path(sys.prefix) / "bin/mpgpu"
-# The fake driver of the interposer's tests, with a program for it.
+# Folder with the substitute for the CUDA driver from the interposer's tests, and with a program that uses it.
 DRIVEN = pathlib.Path(__file__).resolve().parents[2] / "build/ci/tests/preload"
 
 pytestmark = pytest.mark.skipif(not COMMAND.exists(), reason="this wheel has no command: packaging/add_command adds it")

@@ -82,7 +82,7 @@ def test_large_copies_between_devices_arrive(dst_device, src_device):
 
 
 class OnlyDlpack:
-    """Object that only supports DLPack, with or without versions."""
+    """Object that supports only DLPack, with or without the version protocol."""
 
     def __init__(self, owner, versioned):
         self.owner, self.versioned = owner, versioned
@@ -98,7 +98,7 @@ class OnlyDlpack:
 
 
 def kinds(count):
-    """Yields writable memory of each kind, with a function that reads its bytes."""
+    """Yields writable memory of each kind, each with a function that reads the memory's bytes."""
     yield "bytearray", bytearray(count), bytes
     yield "memoryview", memoryview(bytearray(count)), bytes
     yield "array", array.array("h", bytes(count)), lambda x: x.tobytes()

@@ -17,7 +17,7 @@ SIZES = (1, 5000, 300_000)
 
 
 def calls(rank, ranks, _, folder):
-    """Each rank calls a function of each other rank with arguments and buffers of GPU and host, several times concurrently."""
+    """Calls a function of each other rank several times concurrently, with arguments and with buffers in GPU and host memory."""
     node = node_of(rank, ranks, folder)
     messenger = mpgpu.Messenger(node)
     entries = mpgpu.Entries(messenger)

@@ -27,7 +27,10 @@ class Alarm(BaseException):
 
 @pytest.fixture
 def interrupted():
-    """Calls a function, raises an exception in a handler after `seconds` seconds, and returns whether it has ended the call."""
+    """Returns `call(seconds, function)`.
+
+    It calls `function`, raises an exception in a signal handler after `seconds` seconds, and returns true if this ended the call.
+    """
     armed = False
 
     def handler(*_):
@@ -67,7 +70,7 @@ def test_a_wait_for_a_message_that_does_not_come_is_interrupted(channel, interru
     assert interrupted(0.2, received.synchronize)
     timer.cancel()
     assert time.monotonic() - began < 8
-    # The receive continues, and a thread may wait for it as well.
+    # The receive continues, and a thread may also wait for it.
     assert not received.done() and received.info is None
     channel.send(b"abcd")
     waits = threading.Thread(target=received.synchronize)
@@ -117,7 +120,7 @@ def test_what_a_message_has_met_is_known_whenever_a_look_at_it_was_interrupted(c
 
 
 def interrupts(monkeypatch, module, name):
-    """Raises a handler's exception as soon as a function of the library has returned."""
+    """Makes a signal handler raise an exception as soon as a function of the library has returned."""
     function = getattr(module, name)
 
     def called(*arguments):

@@ -22,7 +22,7 @@ from mpgpu import _dropped, _library, _plan
 
 
 class Owned(numpy.ndarray):
-    """Returns an array whose lifetime can be observed."""
+    """Array whose lifetime can be observed."""
 
 
 def owned(count, value):
@@ -32,7 +32,7 @@ def owned(count, value):
 
 
 def finished():
-    """Drops finished executions, like later calls of any kind."""
+    """Drops finished executions, as any later call of the library does."""
     while _dropped.held:
         _dropped.collect(len(_dropped.held))
     gc.collect()
@@ -45,7 +45,7 @@ def test_arrays_live_until_the_execution_that_nobody_holds_is_done(stream, gate)
     mpgpu.Plan([(dst, src)]).execute(stream)
     del src
     gc.collect()
-    # Plan, request and array are out of scope, and the copy has not begun.
+    # Plan, request and array are out of scope now, and the copy has not begun.
     later = mpgpu.empty(1)
     assert watched() is not None
     gate.open()
@@ -341,7 +341,7 @@ def every_class():
                     yield found
 
 
-# Classes without resources of the library. A new class must be added here or must not be copyable.
+# Classes that own no resources of the library. A new class must be added here, unless its objects cannot be copied.
 PLAIN = {"Arrival", "Current", "Entries", "Memory", "Owner", "Part", "SentEntry", "Storages"}
 PLAIN |= {"_Contents", "_Freed", "_Gathering", "_Nothing", "_Waiting"}
 OWNERS = sorted(

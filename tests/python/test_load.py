@@ -71,7 +71,7 @@ def test_every_tensor_of_a_file_is_loaded(weights, capsys, monkeypatch):
         assert_equal(mpgpu.torch.load(path, where), tensors)
     assert_equal(mpgpu.torch.load(os.fsencode(path), "cpu"), tensors)
     assert capsys.readouterr().err == ""
-    # Several batches, one of which is larger than the limit.
+    # The file needs several batches with this limit, and one of them is larger than the limit.
     monkeypatch.setattr(mpgpu._load, "_BATCH", 1 << 10)
     assert_equal(mpgpu.torch.load(str(path), "cpu", progress=True), tensors)
     assert f"{path}: 0.0 of 0.0 GB, " in capsys.readouterr().err
@@ -189,7 +189,7 @@ def test_what_safetensors_takes_and_refuses_is_taken_and_refused(tmp_path):
             at += nbytes
         text = json.dumps(dict(chance.sample(list(header.items()), len(header)))).encode()
         if round % 2:
-            # One digit is replaced by another.
+            # The test replaces one digit by another.
             digits = [place for place, letter in enumerate(text) if chr(letter).isdigit()]
             if digits:
                 place = chance.choice(digits)
@@ -254,7 +254,7 @@ def test_names_of_files_may_be_any_bytes(tmp_path):
 
 
 class Counted(str):
-    """Name that counts its comparisons with others."""
+    """Name that counts how often it is compared with other names."""
 
     __slots__ = ()
     __hash__ = str.__hash__

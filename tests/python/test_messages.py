@@ -33,14 +33,14 @@ def pattern(rank, number, count):
 
 
 def memory(kind, context, rank, count):
-    """Returns `count` bytes of a kind of memory as a NumPy array."""
+    """Allocates `count` bytes of the given kind of memory and returns them as a NumPy array."""
     if kind == "ordinary":
         return numpy.zeros(count, dtype=numpy.uint8)
     return context.empty(count, device=rank if kind == "device" else mpgpu.HOST, shared=True).numpy()
 
 
 def meet(channels):
-    """Returns when all ranks have arrived, because no rank may exit while others still receive."""
+    """Waits until all ranks have made this call, because no rank may exit while others still receive."""
     token = numpy.zeros(1, dtype=numpy.uint8)
     sends = [channel.send(token.copy()) for channel in channels]
     for channel in channels:
@@ -55,7 +55,7 @@ def others(node):
 
 # --- Channels between processes ---------------------------------------------------------------------------------------------
 def every_byte(rank, ranks, _, folder):
-    """Sends messages of many sizes from each rank to each other, from and into memory of every kind, and checks every byte."""
+    """Sends messages of many sizes from each rank to each other rank, from and into memory of every kind, and checks every byte."""
     node = node_of(rank, ranks, folder)
     channels = others(node)
     kinds = ["ordinary", "host", "device"]
@@ -80,7 +80,8 @@ def every_byte(rank, ranks, _, folder):
 
 
 def in_order(rank, ranks, _, folder):
-    """Messages of a channel arrive in order, however they are waited for, and do not match those of other channels."""
+    """Tests that messages of a channel arrive in order, however the program waits for them, and do not match messages of other channels.
+    """
     node = node_of(rank, ranks, folder)
     first, second = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
     count = 300
@@ -89,7 +90,7 @@ def in_order(rank, ranks, _, folder):
         for message in sends:
             message.synchronize()
     else:
-        # Messages of the second channel first, although they were sent later.
+        # The messages of the second channel are received first, although they were sent later.
         for channel in (second, first):
             values = numpy.zeros((count, 2), dtype=numpy.int64)
             messages = [channel.receive(row) for row in values]
@@ -104,7 +105,7 @@ def in_order(rank, ranks, _, folder):
 
 
 def many_at_once(rank, ranks, _, folder):
-    """Hundreds of awaits in one thread proceed concurrently, while other tasks of the loop run."""
+    """Tests that hundreds of awaits in one thread proceed concurrently while other tasks of the event loop run."""
     node = node_of(rank, ranks, folder)
     channels = [mpgpu.Channel(node, 1 - rank) for _ in range(400)]
     begin, end = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
@@ -173,7 +174,10 @@ def ping_pong(rank, ranks, _, folder):
 
 
 def cancelled(rank, ranks, _, folder):
-    """A cancelled task cancels its receive: the next one gets the message, and the memory of the first one is not changed."""
+    """Tests that a cancelled task cancels its receive.
+
+    The next receive gets the message, and the memory of the first one is not changed.
+    """
     node = node_of(rank, ranks, folder)
     channel, other = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
 
@@ -190,7 +194,8 @@ def cancelled(rank, ranks, _, folder):
         await other.send(b"x")
         await channel.receive(second)
         assert not first.any() and (second == 7).all()
-        # Explicitly: a waiting call raises, whichever thread has cancelled it.
+        # The receive is cancelled by an explicit call. A call that waits for it raises the error, whichever thread has cancelled the
+        # receive.
         message = channel.receive(first)
         seen = []
         waits = threading.Thread(target=lambda: seen.append(is_cancelled(message)))
@@ -219,13 +224,13 @@ async def waits_for(message):
 
 
 def cancelled_in_flight(rank, ranks, _, folder):
-    """A cancelled task whose message has already matched waits for its bytes, and is then cancelled."""
+    """Tests that a cancelled task waits for the message's data if the message has already matched, and is cancelled after that."""
     node = node_of(rank, ranks, folder)
     channel, other = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
     stream = mpgpu.Stream(rank)
     if rank == 0:
         gate = Gate(stream)
-        # The receive matches when it is posted, and its bytes arrive when the stream reaches the send.
+        # The receive matches as soon as it is posted, but its data arrives only when the stream reaches the send.
         out = memory("device", node.context, rank, LARGE)
         out[:] = 9
         sent = channel.send(out, stream)
@@ -257,7 +262,7 @@ def cancelled_in_flight(rank, ranks, _, folder):
 
 
 def truncated(rank, ranks, _, folder):
-    """A message that is longer than the buffer causes an error with its length, and nothing is lost."""
+    """Tests that a message which is longer than the buffer causes an error with the message's length, and that nothing is lost."""
     node = node_of(rank, ranks, folder)
     channel, other = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
     if rank == 0:
@@ -276,7 +281,7 @@ def truncated(rank, ranks, _, folder):
 
 
 def peer_is_killed(rank, ranks, _, folder):
-    """Killing a rank ends only the operations that wait for it, in tasks and in threads."""
+    """Tests that killing a rank ends only the operations that wait for this rank, in tasks and in threads."""
     node = node_of(rank, ranks, folder)
     channels = {other: mpgpu.Channel(node, other) for other in range(ranks) if other != rank}
     meet(list(channels.values()))
@@ -300,7 +305,7 @@ def peer_is_killed(rank, ranks, _, folder):
 
 
 def in_threads(rank, ranks, _, folder):
-    """Threads with separate event loops, and threads that block, use one messenger concurrently."""
+    """Tests that threads with separate event loops and threads that block can use one messenger concurrently."""
     node = node_of(rank, ranks, folder)
     channels = [mpgpu.Channel(node, 1 - rank) for _ in range(4)]
     end = mpgpu.Channel(node, 1 - rank)
@@ -341,7 +346,7 @@ def in_threads(rank, ranks, _, folder):
 
 
 def tagged(rank, ranks, _, folder):
-    """Tests tags, masks, any rank, metadata and probing; channels of the same messenger must not interfere."""
+    """Tests tags, masks, receives from any rank, metadata and probing. Channels of the same messenger must not interfere."""
     node = node_of(rank, ranks, folder)
     messenger = mpgpu.Messenger(node)
     channel = mpgpu.Channel(messenger, (rank + 1) % ranks)
@@ -453,7 +458,7 @@ def test_memory_is_held_while_a_message_is_under_way(alone, stream, gate):
     gc.collect()
     assert gone() is not None
     received = channel.receive(into)
-    # Dropped, and kept alive until it has ended.
+    # The request is dropped, but the library keeps it alive until the send has ended.
     del sent
     gc.collect()
     assert gone() is not None
@@ -473,7 +478,7 @@ def test_a_failed_wait_holds_nothing_and_raises_an_error_of_its_own_each_time(al
     try:
 
         def fails():
-            """Makes a wait fail in a separate frame, whose objects are then dropped."""
+            """Makes a wait fail in a separate stack frame, so that its objects are dropped afterwards."""
             into = numpy.zeros(1, dtype=numpy.uint8)
             gone, received, errors = weakref.ref(into), mpgpu.Channel(alone, 0).receive(into), []
             received.cancel()
@@ -502,7 +507,7 @@ def test_what_a_task_awaits_goes_with_its_loop(alone):
         await channel.receive(into)
 
     async def leaves_it(into):
-        # Until the library must call back.
+        # The task waits, so the library must call back.
         task = asyncio.ensure_future(waits(into))
         await asyncio.sleep(0.02)
         return task
@@ -549,7 +554,7 @@ def test_ranks_that_are_threads_make_their_first_channels_together():
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_what_a_child_has_sent_arrives_however_it_was_started(method, tmp_path):
-    """Tests any reference to node and channel, in a program with one thread because of fork."""
+    """Tests a child process that refers to node and channel in any way. The program has only one thread, because it calls fork."""
     (tmp_path / "program.py").write_text("""
 import multiprocessing, sys, time
 

@@ -23,7 +23,7 @@ STEPS = 5
 
 
 class Hub:
-    """Allgather by pipes: every rank sends to rank 0, which sends all data to every rank."""
+    """Allgather function that uses pipes. Every rank sends its data to rank 0, which sends all data to every rank."""
 
     def __init__(self, rank: int, pipes: list[Connection]) -> None:
         self.rank, self.pipes = rank, pipes
@@ -43,7 +43,7 @@ def pattern(rank, step, count):
 
 
 def ring(node, count, device):
-    """Every rank sends another pattern to the next one in every step, and checks every byte that it receives."""
+    """Makes every rank send a different pattern to the next rank in every step, and checks every byte that a rank receives."""
     context = node.context
     right, left = (node.rank + 1) % node.ranks, (node.rank - 1) % node.ranks
     sent = context.empty(count, device=device, shared=True)
@@ -59,7 +59,7 @@ def ring(node, count, device):
         plan.execute(stream).synchronize()
         assert numpy.array_equal(received.numpy()[10:], pattern(left, step, count))
     assert not received.numpy()[:10].any()
-    # Other ranks may still read the bytes of the last step until theirs is done: dropping the plan waits.
+    # Dropping the plan waits, because other ranks may still read this rank's memory in their last step.
     del plan
     gc.collect()
 
@@ -79,9 +79,12 @@ def by_socket(rank, ranks, _, folder):
 
 
 def by_halves(rank, ranks, pipes, _):
-    """Ranks without knowledge of the others' memory: two messages with one tag to the right, one with another to the left."""
+    """Tests plans of ranks that do not know the others' memory.
+
+    Each rank sends two messages with one tag to the next rank, and one with another tag to the previous rank.
+    """
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
-    # All ranks see all GPUs, of which there are more than ranks.
+    # All ranks see all GPUs, and there are more GPUs than ranks.
     assert rank in node.devices
     right, left = (rank + 1) % ranks, (rank - 1) % ranks
     sent, received = ([mpgpu.empty(COUNT // 4 + i, device=rank, shared=True) for i in range(3)] for _ in range(2))
@@ -109,7 +112,7 @@ def by_halves(rank, ranks, pipes, _):
 
 
 def collectives(rank, ranks, pipes, _):
-    """Tests each collective with few bytes, and with enough bytes that ranks forward them."""
+    """Tests each collective with few bytes, and with so many bytes that ranks forward them."""
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     root = ranks - 1
     for count in (12, 1 << 20):
@@ -135,12 +138,12 @@ def collectives(rank, ranks, pipes, _):
         many.numpy()[:] = of([10 * rank + other for other in range(ranks)], 3)
         run(node.all_to_all(many, other))
         assert numpy.array_equal(other.numpy(), of([10 * other + rank for other in range(ranks)], 3))
-        # All elements to the next rank.
+        # Each rank sends all elements to the next rank.
         sent, received = [0] * ranks, [0] * ranks
         sent[(rank + 1) % ranks] = received[(rank - 1) % ranks] = ranks * count
         run(node.all_to_all(many, other, sent=sent, received=received))
         assert numpy.array_equal(other.numpy(), of([10 * ((rank - 1) % ranks) + other for other in range(ranks)], 3))
-    # All ranks raise the error, and none makes the call.
+    # The error is raised on all ranks, and no rank starts the collective.
     with pytest.raises(mpgpu.Error, match=r"root=9: must be from 0 to"):
         node.broadcast(one, 9)
     for sizes, reason in (
@@ -152,19 +155,19 @@ def collectives(rank, ranks, pipes, _):
             node.all_gather(one, many, sizes=sizes)
         with pytest.raises(mpgpu.ArgumentError, match=reason):
             node.scatter(many, one, root, sizes=sizes)
-    # An error of one rank also fails on the others, which are already in their call.
+    # The error of one rank is also raised on the other ranks, which are already in the call.
     with pytest.raises(mpgpu.Error, match="add up"):
         node.plan_exchange(node.all_to_all(many, other, sent=[1] * ranks if rank == 0 else None))
 
 
 def joined(rank, ranks, pipes, _):
-    """An allgather may return the bytes of all ranks as one object."""
+    """Tests an allgather function that returns the bytes of all ranks as one object."""
     hub = Hub(rank, pipes)
     ring(mpgpu.Node(rank=rank, ranks=ranks, allgather=lambda own: b"".join(hub(own))), 1000, rank)
 
 
 def one_is_wrong(rank, ranks, pipes, _):
-    """An error of one rank that is found before the library is called fails on all ranks, and no rank waits."""
+    """Tests that an error of one rank that is found before the library is called is raised on all ranks, and that no rank waits."""
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     window = bytes(10) if rank == 1 else bytearray(10)
     with refused(rank, mpgpu.ArgumentError, "window 0 is read-only"):
@@ -182,7 +185,7 @@ def one_is_wrong(rank, ranks, pipes, _):
     else:
         with pytest.raises(mpgpu.RankError, match=r"^rank 1: it has no memory"):
             node.plan([], [])
-    # The node is usable for the next plan.
+    # The node is still usable for the next plan.
     ring(node, 100, rank)
 
 
@@ -192,7 +195,7 @@ def refused(rank, kind, text):
 
 
 def one_makes_no_node(rank, ranks, pipes, folder):
-    """An error that prevents only one rank from creating a node fails on all ranks, and no rank waits."""
+    """Tests that an error that prevents one rank from creating a node is raised on all ranks, and that no rank waits."""
     for found in ({"allgather": Hub(rank, pipes)}, {"socket": folder / "ranks"}):
         for devices in (["metal"], [1 << 40], 7):
             with refused(rank, (TypeError, ValueError), ""):
@@ -211,18 +214,19 @@ def one_is_refused(rank, ranks, pipes, _):
 
 
 def host_memory_is_not_shared(rank, ranks, pipes, _):
-    """Host memory for other ranks must be requested explicitly, whatever its size, and the error names the call."""
+    """Tests that host memory for other ranks must be allocated by an explicit call, whatever its size, and that the error names this call.
+    """
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     for size in (10, 5 << 20):
         window = mpgpu.empty(size, shared=rank == 0)
         with pytest.raises(mpgpu.NotSupported, match="allocate it as memory shared between processes"):
             node.plan([window], [((1, 0), (0, 0), 10)] if rank == 0 else [])
-    # The node is usable for the next plan.
+    # The node is still usable for the next plan.
     ring(node, 100, rank)
 
 
 def allgather_fails(rank, ranks, pipes, _):
-    """An exception of the allgather is the cause of the call's exception."""
+    """Tests that an exception of the allgather function becomes the cause of the call's exception."""
 
     def fails(own):
         raise OSError("the network is down")
@@ -237,7 +241,7 @@ def allgather_fails(rank, ranks, pipes, _):
 
 
 def peer_ends(rank, ranks, pipes, _):
-    """A rank that exits between steps is reported, and no rank waits for it."""
+    """Tests that a rank's exit between steps is reported, and that no rank waits for it."""
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     window = mpgpu.empty(100, device=rank, shared=True)
     plan = node.plan([window, mpgpu.empty(100, device=rank, shared=True)], [(((rank + 1) % ranks, 1), (rank, 0), 100)])
@@ -330,7 +334,7 @@ def test_a_transfer_of_a_node_that_is_none_is_refused():
 
 
 def mpi() -> None:
-    """Runs on each rank of the test below."""
+    """Runs the test below on one rank, which mpirun has started."""
     from mpi4py import MPI
 
     ring(mpgpu.Node(MPI.COMM_WORLD), COUNT, MPI.COMM_WORLD.Get_rank())
@@ -342,7 +346,7 @@ def test_a_communicator_of_mpi4py_makes_a_node(ranks):
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     if not shutil.which("mpirun"):
         pytest.skip("mpirun is not installed")
-    # Options of Open MPI for several ranks on few cores, as root; other implementations ignore them.
+    # Options of Open MPI for many ranks on few cores, and for running as root. Other implementations of MPI ignore them.
     environment = {
         **os.environ,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",

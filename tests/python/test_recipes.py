@@ -25,7 +25,7 @@ RUST = re.search(r'^rust-version = "(.*)"', (SOURCES / "Cargo.toml").read_text()
 def test_rattler_build_renders_both_packages_of_the_conda_recipe():
     rattler_build = pytest.importorskip("rattler_build")
     recipe = rattler_build.Stage0Recipe.from_file(PACKAGING / "conda/recipe.yaml")
-    # Settings of conda-forge's own file, as far as the recipe uses them.
+    # Settings from conda-forge's own file, as far as the recipe uses them.
     variants = rattler_build.VariantConfig.from_yaml(
         "c_compiler: [gcc]\ncxx_compiler: [gxx]\nrust_compiler: [rust]\nc_stdlib: [sysroot]\nc_stdlib_version: ['2.28']\n"
     )
@@ -42,7 +42,7 @@ def test_hadolint_finds_nothing_in_the_dockerfile():
 
 
 def test_the_recipe_of_spack_has_this_version_and_its_rust():
-    # Spack is in no registry, so only the Python syntax and the calls of the recipe are checked.
+    # Spack is in no registry, so only the Python syntax of the recipe and its calls are checked.
     text = (PACKAGING / "spack/packages/mpgpu/package.py").read_text()
     calls = {
         (call.func.id, *(each.value for each in call.args if isinstance(each, ast.Constant)))
@@ -54,7 +54,10 @@ def test_the_recipe_of_spack_has_this_version_and_its_rust():
 
 @pytest.fixture
 def build_of_sources(monkeypatch, tmp_path):
-    """Runs the build backend of pyproject.toml with only `tools` on PATH and without maturin, which it must not reach."""
+    """Runs the build backend of pyproject.toml with only the programs `tools` on PATH.
+
+    maturin is missing, because the backend must fail before it calls maturin.
+    """
     monkeypatch.setitem(sys.modules, "maturin", types.SimpleNamespace(build_sdist=None, get_requires_for_build_sdist=None))
     monkeypatch.syspath_prepend(str(PACKAGING / "pep517"))
     monkeypatch.delitem(sys.modules, "mpgpu_build", raising=False)

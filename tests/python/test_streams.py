@@ -21,7 +21,7 @@ COUNT = 1 << 20
 
 
 class Storage:
-    """Storage of torch with memory of a virtual GPU, which it keeps until it is resized."""
+    """Substitute for a storage of torch. It holds memory of a virtual GPU until it is resized."""
 
     def __init__(self, buffer):
         self.buffer = buffer
@@ -34,7 +34,7 @@ class Storage:
 
 
 class Tensor:
-    """Attributes of a GPU tensor that mpgpu uses, for memory of a virtual GPU."""
+    """Substitute for a GPU tensor of torch, with the attributes that mpgpu uses and with memory of a virtual GPU."""
 
     layout = "strided"
     is_cuda = True
@@ -76,7 +76,7 @@ class Tensor:
 
 
 class Framework:
-    """Double of torch."""
+    """Substitute for the module torch."""
 
     def __init__(self, context):
         self.context = context
@@ -84,7 +84,7 @@ class Framework:
         # Current stream of each GPU: a stream, or the handle of a default stream.
         self.current: dict[int, object] = dict(self.streams)
         self.device_now = 0
-        # GPUs that were made current, in order.
+        # GPUs that were made current, in this order.
         self.entered: list[int] = []
         cuda = types.SimpleNamespace(current_device=lambda: self.device_now, device=self.device, is_available=lambda: True)
         raw = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda gpu: int(self.current[gpu]))
@@ -108,7 +108,7 @@ def framework(monkeypatch):
     context = mpgpu.Context("host")
     framework = Framework(context)
     monkeypatch.setitem(sys.modules, "torch", framework.module)
-    # Streams of frameworks are only considered on this backend.
+    # Streams of frameworks are considered only if the backend is "cuda".
     monkeypatch.setattr(context, "_backend", "cuda")
     monkeypatch.setattr(mpgpu.Buffer, "on_host", True)
     yield framework
@@ -132,7 +132,7 @@ def test_a_plan_goes_to_the_stream_that_is_current_when_it_is_executed(framework
     gate.open()
     behind.synchronize()
     other.synchronize()
-    # The handle determines the GPU of the stream.
+    # No GPU was made current, because the handle determines the GPU of the stream.
     assert framework.entered == []
 
 
@@ -141,7 +141,7 @@ def test_a_plan_whose_storage_lost_its_memory_is_refused_in_every_stream(framewo
     plans = [plan_of(framework, (dst, src)), plan_of(framework, (dst, src), (far, src))]
     for plan in plans:
         plan.execute().synchronize()
-    # Simulates resize_(0). The allocator would reuse the memory; here only the array loses it.
+    # This line simulates resize_(0). The real allocator would reuse the memory, whereas here only the array loses it.
     dst.storage.buffer = None
     dst.array[:] = 0
     for plan in plans:
@@ -172,7 +172,7 @@ def test_a_plan_of_several_gpus_comes_after_the_current_streams_of_all(framework
 
 
 def _idle(stream):
-    """Returns true if the work enqueued so far completes; work after a closed gate never does."""
+    """Returns true if the work that is enqueued in the stream completes. Work behind a closed gate does not complete."""
     marker = mpgpu.Plan([], context=stream._context).execute(stream)
     for _ in range(30):
         if marker.done():
@@ -245,7 +245,7 @@ def test_an_array_of_another_framework_is_waited_for_when_the_plan_is_made(frame
     plan = plan_of(framework, (Array(dst, None), Array(src, int(named))))
     assert opened
     timer.join()
-    # Work uses the stream that the array names.
+    # The work runs in the stream that the array specifies.
     gate = Gate(named)
     request = plan.execute()
     assert not request.done()
@@ -277,7 +277,7 @@ def test_arrays_of_cupy_go_to_its_current_stream(framework, monkeypatch):
             self.data = types.SimpleNamespace(ptr=buffer.address, buffer=buffer)
 
     def current():
-        # On the current GPU, as with CuPy.
+        # The stream is that of the current GPU, as with CuPy.
         assert device_now == [2]
         return types.SimpleNamespace(ptr=int(stream))
 

@@ -41,7 +41,7 @@ def test_one_plan_may_be_executed_by_many_threads():
     src, dst = mpgpu.empty(4 << 20, device=0), mpgpu.empty(4 << 20, device=1)
     src.numpy()[:] = 6
     plan = mpgpu.Plan([(dst, src)])
-    # All in the library's stream, in sequence.
+    # All executions run in the library's stream, one after the other.
     run(6, lambda _: [plan.execute().synchronize() for _ in range(20)])
     assert (dst.numpy() == 6).all()
 
@@ -59,7 +59,7 @@ def test_many_threads_may_wait_for_one_request(stream, gate):
     for thread in threads:
         thread.start()
     waiting.wait()
-    # Does not block, even if another thread waits.
+    # The call does not block, even if another thread waits.
     assert not request.done()
     gate.open()
     for thread in threads:
@@ -72,7 +72,7 @@ def test_waiting_lets_other_threads_run(stream, gate):
     request = mpgpu.Plan([(bytearray(100), bytes(100))]).execute(stream)
     thread = threading.Thread(target=request.synchronize)
     thread.start()
-    # This thread opens the gate. It could not if the other thread held the interpreter lock.
+    # This thread opens the gate. It could not do so if the other thread held the interpreter lock while it waits.
     gate.open()
     thread.join(60)
     assert not thread.is_alive()
@@ -95,7 +95,7 @@ def test_contexts_share_nothing():
 
 
 def in_child(function):
-    """Runs a function in a child of fork, and raises its exceptions."""
+    """Runs a function in a child process created by fork, and raises the exceptions of the function."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -156,7 +156,7 @@ def test_a_child_of_fork_makes_no_channel_of_a_node_of_its_parent_and_does_not_w
         with pytest.raises(mpgpu.ArgumentError):
             mpgpu.Channel(node, 0)
 
-    # Simulates a thread that creates the first one meanwhile.
+    # This code simulates a thread that creates the first object in the meantime.
     with node._lock:
         in_child(child)
     mpgpu.Channel(node, 0)

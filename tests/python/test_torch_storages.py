@@ -17,7 +17,7 @@ def ends():
 
 
 def free(tensor):
-    """Lets other tensors reuse the memory of a tensor, and returns them."""
+    """Frees a tensor's memory, creates other tensors that reuse the memory, and returns these."""
     tensor.untyped_storage().resize_(0)
     return [torch.zeros(COUNT) for _ in range(8)]
 

@@ -41,7 +41,7 @@ def test_bfloat16_is_that_of_ml_dtypes():
 
 
 class LikeTorch:
-    """Device of torch with the attributes that are used."""
+    """Substitute for a device of torch, with the attributes that mpgpu uses."""
 
     def __init__(self, kind, index=None):
         self.type, self.index = kind, index
@@ -136,7 +136,7 @@ PUBLIC = {name: getattr(mpgpu, name) for name in mpgpu.__all__}
 
 
 def functions(name, value):
-    """Yields a public function, or the constructor and methods of a class, with their names."""
+    """Yields a public function with its name, or the constructor and methods of a public class with their names."""
     if isinstance(value, types.FunctionType):
         yield name, value
     elif isinstance(value, type):
@@ -146,7 +146,7 @@ def functions(name, value):
 
 
 FUNCTIONS = dict(each for name, value in PUBLIC.items() for each in functions(name, value))
-# Created by other calls, whose documentation describes them.
+# Classes whose objects are created by other calls. The documentation of these calls describes them.
 MADE_BY_OTHERS = {"Arrival.__init__", "SentEntry.__init__", "NodePlan.__init__", "Message.__init__", "Request.__init__", "Error.__init__"}
 
 
@@ -163,7 +163,10 @@ def test_help_of_everything_public_says_something():
 
 
 def help_of(name):
-    """Returns its own text and those to which it refers. For a constructor this is the text of its class, which `help` shows first."""
+    """Returns the documentation of a function together with the texts to which it refers.
+
+    For a constructor, this is the text of its class, which `help` shows first.
+    """
     owner = PUBLIC[name.partition(".")[0]]
     text = inspect.getdoc(owner if name.endswith(".__init__") else FUNCTIONS[name]) or ""
     for other in re.findall(r":(?:class|meth|func):`([\w.]+)`", text):

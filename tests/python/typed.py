@@ -32,7 +32,7 @@ plan.execute("default")  # type: ignore[arg-type]
 
 
 class Alone:
-    """Communicator."""
+    """Communicator of a single rank."""
 
     def Get_rank(self) -> int:
         return 0
