@@ -312,12 +312,12 @@ mod tests {
         for stream in [2, 3] {
             report(&failed, stream).expect("it waits elsewhere, or not at all");
         }
-        // Work that was enqueued before the failure reports it separately, even if its stream has reported it since.
+        // Work that was enqueued before the failure reports this failure separately, even if its stream has reported it since.
         assert_eq!(said(failed.report_behind(&first)), text);
         failed.report_behind(&second).expect("it waits elsewhere");
         failed.report_behind(&before).expect("it came before all waits");
         failed.report_behind(&failed.behind(|| 1)).expect("its stream had been told before");
-        // A stream whose waits have ended does not report it, although it was ordered after one that fails now.
+        // A stream whose waits have ended does not report the failure, although it was earlier ordered after a wait that fails now.
         failed.wait(1, lines([11]));
         report(&failed, 2).expect("its waits are over");
         failed.note(line(11), wait_for(42));
@@ -350,7 +350,8 @@ mod tests {
             failed.join(|| 2, &failed.behind(|| 1));
             report(&failed, 2).expect("it was told by way of its work");
         }
-        // A stream that is ordered after work which ended long ago also reports it. So does a stream that reuses a number.
+        // A stream also reports the failure if it is ordered after work that ended long ago, or if it reuses the number of a destroyed
+        // stream.
         for _ in 0..2 {
             failed.join(|| 3, &event);
             said(report(&failed, 3));

@@ -327,7 +327,7 @@ pub enum BackendError {
     /// The address was not allocated by this backend, or has been freed.
     #[error("{0:#x} is not the start of an allocation of this context, or was freed already")]
     InvalidPointer(u64),
-    /// The range to be registered contains an unmapped address.
+    /// The memory range to be pinned contains an address that is not mapped.
     #[error(
         "the memory at {0:#x} is not mapped or not readable: map it before registering it, and keep it mapped until it is unregistered"
     )]
@@ -732,7 +732,8 @@ pub fn not_timed() -> BackendError {
     BackendError::NotSupported("this execution was not timed: ask for `Report::Times`".into())
 }
 
-/// Returns an identifier of a device that has the same number in every process of the node, that is, of a virtual device or of host memory.
+/// Returns an identifier that is derived from the number of a device. It is used for virtual devices and host memory, which have the same
+/// number in every process of the node.
 pub fn uuid_of_number(device: DeviceId) -> [u8; 16] {
     let mut identity = *b"mpgpu device    ";
     identity[12..].copy_from_slice(&device.0.to_le_bytes());

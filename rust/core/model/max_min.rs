@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn what_a_slow_flow_cannot_use_goes_to_the_others() {
-        // The second flow's own link carries 2, so the first gets 10 of 12.
+        // The second flow's own link has a capacity of 2, so the first flow gets 10 of 12.
         assert_eq!(rates(&[12.0, 2.0], &[(&[0], 1.0), (&[0, 1], 1.0)]), [10.0, 2.0]);
     }
 

@@ -315,7 +315,7 @@ fn drop_implied(rows: &mut [Row]) {
             seen.insert(who, at);
             continue;
         };
-        // One inequality implies another if its fixed cost is not larger and each of its terms is at least as large.
+        // An inequality implies another one if its fixed cost and each of its terms are at least as large as those of the other one.
         let implies =
             |a: usize, b: usize| rows[a].fixed >= rows[b].fixed && rows[a].terms.iter().zip(&rows[b].terms).all(|(x, y)| x.1 >= y.1);
         if implies(first, at) {

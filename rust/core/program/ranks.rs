@@ -183,7 +183,7 @@ pub fn divide(program: &Program, batch: &RankedBatch<'_>) -> Parts {
     // Index of each rank's internal stream, by the rank and the program's internal stream.
     let mut lanes: BTreeMap<(u32, LaneId), u32> = BTreeMap::new();
     let mut states: BTreeMap<(u32, u32), LaneState> = BTreeMap::new();
-    // Steps that each operation of the program is divided into: rank and step.
+    // Steps ([`PartStep`]) into which each operation of the program is divided: the rank, and the index of the step.
     let mut pieces: Vec<SmallVec<[(u32, u32); 1]>> = Vec::with_capacity(program.ops.len());
     // Index of the last operation of each internal stream that uses each staging slot. The operations on a slot are ordered by an internal
     // stream.
@@ -481,7 +481,7 @@ pub fn check_parts(program: &Program, batch: &RankedBatch<'_>, parts: &Parts) ->
     if parts.parts.len() != batch.ranks as usize {
         return Err(PartViolation::PartCount { parts: parts.parts.len(), ranks: batch.ranks });
     }
-    // Steps that each operation of the program is divided into: rank and step.
+    // Steps ([`PartStep`]) into which each operation of the program is divided: the rank, and the index of the step.
     let mut pieces: Vec<Vec<(usize, u32)>> = vec![Vec::new(); program.ops.len()];
     for (rank, part) in parts.parts.iter().enumerate() {
         // Each part must keep the order of the program. The operation that comes first among all ranks can then always run, even if one

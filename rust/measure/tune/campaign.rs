@@ -39,7 +39,7 @@ pub struct Campaign<'a> {
     pub in_force: Option<&'a Tuning>,
 }
 
-/// Results of the searches for one batch with one engine.
+/// Results of the searches for one batch with one engine (execution method).
 #[derive(Clone, Debug)]
 pub struct EngineResult {
     /// Result of the search that starts from the model's plan ([`Search::Short`] or [`Search::Paths`]).

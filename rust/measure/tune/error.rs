@@ -22,10 +22,10 @@ pub enum TuneError<E> {
 #[non_exhaustive]
 #[allow(missing_docs)] // The names of the fields are sufficient.
 pub enum TuningError {
-    /// The file cannot be read.
+    /// The tuning file cannot be read.
     #[error("tuning file {}: {reason}; make one with `mpgpu tune --output {}`, or unset MPGPU_TUNING_FILE", path.display(), path.display())]
     Unreadable { path: PathBuf, reason: String },
-    /// The file was read, but its content is not valid.
+    /// The tuning file was read, but its content is not valid.
     #[error("tuning file {}: {source}", path.display())]
     InFile { path: PathBuf, source: Box<TuningError> },
     /// The text is not a valid tuning. The message names the line, the key, the value and the accepted values.

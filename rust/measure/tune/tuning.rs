@@ -279,7 +279,7 @@ impl Tuning {
         Some(Advice { engine, min_bytes: of_engine.min_bytes, setting: setting.unwrap_or_default() })
     }
 
-    /// Returns a description of the origin and the contents in one line.
+    /// Returns a description of the origin and the contents of this tuning in one line.
     pub fn summary(&self) -> String {
         let sizes: usize = self.classes.iter().map(|tuned| tuned.stream.sizes.len() + tuned.graph.sizes.len()).sum();
         format!(
