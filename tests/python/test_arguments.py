@@ -203,7 +203,7 @@ REFUSED = [
 def test_what_is_wrong_is_refused_with_its_value_and_the_remedy(call, kind, text):
     with pytest.raises(kind, match=text):
         call()
-    # The library is still usable after the errors.
+    # The library is still usable after the error.
     dst = bytearray(64)
     mpgpu.copy(dst, A)
     assert dst == A.tobytes()

@@ -80,8 +80,7 @@ def every_byte(rank, ranks, _, folder):
 
 
 def in_order(rank, ranks, _, folder):
-    """Tests that messages of a channel arrive in order, however the program waits for them, and do not match messages of other channels.
-    """
+    """Tests that messages of a channel arrive in order, however the program waits for them, and do not match messages of other channels."""
     node = node_of(rank, ranks, folder)
     first, second = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
     count = 300
@@ -507,7 +506,7 @@ def test_what_a_task_awaits_goes_with_its_loop(alone):
         await channel.receive(into)
 
     async def leaves_it(into):
-        # The task waits, so the library must call back.
+        # The task waits for so long that the library must notify it by a callback.
         task = asyncio.ensure_future(waits(into))
         await asyncio.sleep(0.02)
         return task

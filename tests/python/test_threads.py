@@ -156,7 +156,7 @@ def test_a_child_of_fork_makes_no_channel_of_a_node_of_its_parent_and_does_not_w
         with pytest.raises(mpgpu.ArgumentError):
             mpgpu.Channel(node, 0)
 
-    # This code simulates a thread that creates the first object in the meantime.
+    # The lock is held as if another thread were creating the node's first channel.
     with node._lock:
         in_child(child)
     mpgpu.Channel(node, 0)

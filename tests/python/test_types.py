@@ -146,7 +146,7 @@ def functions(name, value):
 
 
 FUNCTIONS = dict(each for name, value in PUBLIC.items() for each in functions(name, value))
-# Classes whose objects are created by other calls. The documentation of these calls describes them.
+# Constructors of objects that other calls create. The documentation of these calls describes the objects.
 MADE_BY_OTHERS = {"Arrival.__init__", "SentEntry.__init__", "NodePlan.__init__", "Message.__init__", "Request.__init__", "Error.__init__"}
 
 
