@@ -170,7 +170,7 @@ TEST_CASE("a part goes to one place that is large enough, and what a message end
     mpgpu::entry_request sent = rank.entries.send(0, bar, {}, {from, from}, rank.stream);
     rank.progress(2);
     sent.synchronize();
-    // This message head is written by hand. The descriptor in it was already fetched.
+    // This message header is not written by the library. The buffer of the descriptor in it was already fetched.
     mpgpu::described_buffer of = rank.messages.describe(from, rank.stream);
     rank.messages.fetch(of.descriptor, to, rank.stream).synchronize();
     of.released.synchronize();

@@ -1,5 +1,5 @@
-//! Scales the rounds and sizes of the tests: `GPU_TEST_SCALE`, above 0 and at most 1; the default is 1. The name does not have the
-//! library's prefix, because the library refuses unknown variables with it.
+//! Scales the rounds and sizes of the tests by the environment variable `GPU_TEST_SCALE`. The value is above 0 and at most 1, and the
+//! default is 1. The name does not have the library's prefix, because the library refuses unknown variables with this prefix.
 //!
 //! Under `compute-sanitizer` a call of the driver takes 10 to 100 times as long, and a kernel even longer. A smaller scale lets every test
 //! run there, with the same calls on the same kinds of memory. Each test specifies the minimum that is still meaningful.

@@ -340,7 +340,7 @@ fn set_back(wait: SignalWait, engine: Engine) {
         reached()
     };
     assert!(until(&|| atomic(counter).load(Ordering::SeqCst) == 2), "the end of the peer is not noticed");
-    // A live process sets the counter only now. The stream has not reached its last wait before.
+    // A live process sets the counter only now, so the stream has not reached its last wait yet.
     atomic(counter).store(1, Ordering::SeqCst);
     atomic(gate).store(1, Ordering::SeqCst);
     let goes_on = until(&|| !matches!(copied.is_done(), Ok(false)));

@@ -696,7 +696,7 @@ void losing() {
     cu.fake_lose(0);
 }
 
-/// Tests that if copies of one size are accelerated, larger copies are accelerated from the first one on.
+/// Tests copies that are larger than copies that are already accelerated. They must be accelerated from the first one on.
 void sizes() {
     form by = all_forms()[0];
     const CUstream stream = new_stream();
