@@ -103,7 +103,7 @@ pub struct Preparation<'a> {
     pub mask: u64,
     /// Size in bytes of the message to send, or of the receive buffer.
     pub bytes: u64,
-    /// Location of the data. The rank that copies the data uses it.
+    /// Location of the data, by which another rank can copy it.
     pub buffer: SlotBuffer,
     /// Metadata that is sent with the message.
     pub metadata: &'a [u8],

@@ -535,7 +535,7 @@ impl BoundPart {
             if run(stream)? {
                 return Ok(());
             }
-            // The caller's stream belongs to another GPU.
+            // The caller's stream belongs to another GPU than the kernel, so an internal stream executes the kernel.
             let (own, joined) = self.lanes[0];
             backend.record_event(self.fork, stream)?;
             backend.stream_wait_event(own, self.fork)?;

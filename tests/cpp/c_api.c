@@ -34,7 +34,7 @@ static int failures = 0;
 
 enum { SMALL = 1 << 16 };
 
-/* A context with four virtual GPUs, with one buffer on each of them and on the host. */
+/* Context with four virtual GPUs, and one buffer on each GPU and in host memory. */
 struct world {
     mp_context_t context;
     void *gpu[4];
@@ -128,7 +128,7 @@ static void an_exchange_brings_the_right_bytes(void) {
     EXPECT(memcmp(w.gpu[3], w.gpu[1], SMALL) == 0);
     EXPECT(memcmp(w.host, w.gpu[0], SMALL) == 0);
 
-    /* the same plan again in the default stream, after the sources have changed, with polling */
+    /* Executes the plan again in the default stream, after the sources have changed, and polls for its end. */
     fill(w.gpu[0], 3);
     EXPECT_OK(mp_execute(plan, NULL, &request));
     int32_t done = 0;
@@ -138,7 +138,7 @@ static void an_exchange_brings_the_right_bytes(void) {
     EXPECT(request == NULL);
     EXPECT(memcmp(w.gpu[2], w.gpu[0], SMALL) == 0);
 
-    /* without a request */
+    /* Executes the plan without a request. */
     fill(w.gpu[0], 4);
     EXPECT_OK(mp_execute(plan, stream, NULL));
     EXPECT_OK(mp_stream_synchronize(w.context, stream));
@@ -246,7 +246,7 @@ static void a_description_is_measured_first_and_written_second(void) {
         EXPECT(written == length);
         EXPECT(strlen(text) + 1 == length);
 
-        /* too little space: the length is returned, and nothing is written */
+        /* With too little space, the call returns the length and writes nothing. */
         char little[] = "####";
         written = 0;
         EXPECT_ERROR(mp_plan_describe(plan, (mp_format_t)format, little, 4, &written), MP_ERROR_INVALID_ARGUMENT,
@@ -266,7 +266,7 @@ static void a_description_is_measured_first_and_written_second(void) {
 }
 
 static void append(void *user) {
-    /* without a race: the stream orders the calls */
+    /* The calls do not race, because the stream orders them. */
     char *log = user;
     const size_t length = strlen(log);
     log[length] = (char)('a' + (int)length);
@@ -316,7 +316,7 @@ static void signals_are_raised_read_and_asked_for_by_the_host(void) {
     EXPECT_OK(mp_signal_test(w.context, counters, 3, &reached));
     EXPECT(reached == 0);
 
-    /* a stream continues when the host raises the awaited counter */
+    /* A stream continues when the host sets the counter for which the stream waits. */
     const mp_signal_t wanted = {counters, 3};
     const mp_signal_t answer = {counters + 1, 4};
     EXPECT_OK(mp_stream_wait_signals(w.context, NULL, &wanted, 1));
@@ -376,7 +376,7 @@ static void bad_arguments_are_named(void) {
     options.engine = MP_ENGINE_AUTO;
     options.size = 3;
     EXPECT(mp_plan(w.context, t, 1, &options, &plan) == MP_ERROR_INVALID_ARGUMENT);
-    EXPECT(plan == NULL); /* nothing was written by any of these */
+    EXPECT(plan == NULL); /* none of these calls has written a plan */
 
     mp_context_options_t machine = MP_CONTEXT_OPTIONS_INIT;
     mp_context_t none = NULL;
@@ -394,7 +394,7 @@ static void bad_arguments_are_named(void) {
     EXPECT_ERROR(mp_stream_launch_host(w.context, NULL, NULL, NULL, NULL), MP_ERROR_INVALID_ARGUMENT, "function",
                  "function");
 
-    /* the context is still usable */
+    /* The context is still usable after the errors. */
     EXPECT_OK(mp_plan(w.context, t, 1, NULL, &plan));
     EXPECT_OK(mp_execute(plan, NULL, NULL));
     EXPECT_OK(mp_plan_destroy(plan));

@@ -1,4 +1,4 @@
-//! Tests device timestamps of real executions.
+//! Tests the timestamps that GPUs record while they execute plans.
 
 use super::*;
 

@@ -696,7 +696,8 @@ void losing() {
     cu.fake_lose(0);
 }
 
-/// Tests copies that are larger than copies that are already accelerated. They must be accelerated from the first one on.
+/// Tests copies that are larger than copies that are already accelerated. They must be accelerated from the first one
+/// on.
 void sizes() {
     form by = all_forms()[0];
     const CUstream stream = new_stream();

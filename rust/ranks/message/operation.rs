@@ -257,7 +257,8 @@ impl Operation {
             let signal = Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 };
             let by = open.context().config().signal_wait.unwrap_or(SignalWait::Operation);
             backend.stream_wait_signals(stream, &[signal], by)?;
-            // Without a marker, the end of the stream's wait could not be detected. The slot is then not reused, and its flag stays set.
+            // Without this completion, the end of the stream's wait could not be detected. The slot is then never reused, and its flag stays
+            // set.
             kept.markers.push(open.mark(stream).inspect_err(|_| kept.is_torn = true)?);
         }
         Ok(())
