@@ -1,4 +1,4 @@
-//! Tests the findings of `mpgpu doctor` on invented facts, because no machine has every possible problem.
+//! Tests the findings of `mpgpu doctor`. The facts about the machine are invented, because no machine has every possible problem.
 
 use mpgpu_contexts::File;
 use mpgpu_contexts::doctor::facts::{Limits, Mps, Rank, rank};
@@ -48,7 +48,8 @@ fn cuda(facts: &mut Facts) -> &mut Cuda {
     facts.cuda.as_mut().expect("GPUs")
 }
 
-/// Returns the findings other than "ok" after a change of the sound facts. Checks that each of them has a remedy and the others have none.
+/// Returns the findings other than "ok" if `change` is applied to the facts of a machine without problems. Checks that each of them has a
+/// remedy and that other findings have none.
 #[track_caller]
 fn complaints(change: impl FnOnce(&mut Facts)) -> Vec<Finding> {
     let mut facts = sound();
@@ -61,7 +62,8 @@ fn complaints(change: impl FnOnce(&mut Facts)) -> Vec<Finding> {
     found.into_iter().filter(|finding| finding.level != Level::Well).collect()
 }
 
-/// Checks that the change causes exactly one more finding, with this level and topic, and these texts in its line and its remedy.
+/// Checks that `change` causes exactly one more finding, which has this severity and topic, and which contains the given texts in its line
+/// and its remedy.
 #[track_caller]
 fn one(level: Level, topic: &str, line: &str, remedy: &str, change: impl FnOnce(&mut Facts)) {
     let found = complaints(change);
@@ -183,7 +185,7 @@ fn links_and_fabric_that_are_not_whole_are_named() {
         cuda(facts).gpus[0].pcie = Some(PcieNow { width: 8, most: 16 });
     });
     one(Level::Unknown, "pcie", "width is unknown", "mpgpu probe", |facts| cuda(facts).gpus.iter_mut().for_each(|gpu| gpu.pcie = None));
-    // Some boards omit links equally on all GPUs.
+    // Some boards lack the same NVLinks on all GPUs.
     assert_eq!(complaints(|facts| cuda(facts).gpus.iter_mut().for_each(|gpu| gpu.nvlinks = Some((12, 18)))), []);
 }
 
@@ -194,7 +196,7 @@ fn limits_of_the_process_and_of_its_container_come_with_how_to_lift_them() {
     one(Level::Refused, "pinning", "cannot be pinned", "ulimit -l unlimited", |facts| {
         cuda(facts).pinning = refused(Some(Err("no".into())))
     });
-    // The driver's pinned memory is not subject to the limit on every system, so the result of the trial decides.
+    // On some systems the driver's pinned memory is not subject to the limit, so the result of the trial decides.
     assert_eq!(complaints(|facts| facts.limits.locked = Some(8 << 20)), []);
     one(Level::Unknown, "pinning", "8.0 MiB", "--no-trials", |facts| {
         (facts.limits.locked, cuda(facts).pinning) = (Some(8 << 20), None);
@@ -211,7 +213,7 @@ fn what_sharing_needs_and_is_denied_is_named_with_its_call() {
     for (error, remedy) in [(Errno::PERM, "seccomp"), (Errno::NOSYS, "seccomp"), (Errno::MFILE, "ulimit -n"), (Errno::NOMEM, "memory")] {
         one(Level::Refused, "sharing", "memfd_create", remedy, |facts| facts.trials[0].result = Err(error));
     }
-    // All trials are permitted on this machine, or its sandbox causes a finding.
+    // All trials succeed on this machine, or else its sandbox causes a finding.
     assert!(mpgpu_contexts::doctor::trials::all().len() >= 6);
 }
 
@@ -250,7 +252,7 @@ fn a_launcher_is_known_by_its_variables() {
     let known = |number, local, variable| Some(Rank { number, local, variable });
     assert_eq!(of(&[("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_LOCAL_RANK", "1")]), known(5, Some(1), "OMPI_COMM_WORLD_RANK"));
     assert_eq!(of(&[("PMI_RANK", "2")]), known(2, None, "PMI_RANK"));
-    // Under mpirun inside a Slurm job, the variables of mpirun are used.
+    // Under mpirun inside of a Slurm job, the variables of mpirun take precedence.
     assert_eq!(of(&[("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0"), ("PMIX_RANK", "3")]), known(3, None, "PMIX_RANK"));
     assert_eq!(of(&[("SLURM_PROCID", "x")]), None);
 }

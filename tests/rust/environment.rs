@@ -1,4 +1,4 @@
-//! Tests the messages about the environment when a context is created: invalid files, unknown variables, and no GPU.
+//! Tests messages about the environment that appear when a context is created: invalid files, unknown variables, and missing GPUs.
 
 use crate::node::*;
 use mpgpu::abi::*;
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::ptr::null;
 use std::time::{Duration, Instant};
 
-/// Creates two contexts in succession, configured by the environment.
+/// Creates two contexts one after the other, with the configuration of the environment. Runs only in a child process.
 #[test]
 #[ignore = "a part of the tests below, in a process of its own"]
 fn child_creates_two_contexts() {
@@ -23,7 +23,8 @@ fn child_creates_two_contexts() {
     }
 }
 
-/// Returns the standard output and standard error of that test in a child process without GPUs, which is killed if it does not end.
+/// Runs `child_creates_two_contexts` in a child process without GPUs and with these variables. Kills the child if it hangs. Returns its
+/// standard output and standard error.
 fn contexts_in(environment: &[(&str, &str)]) -> (String, String) {
     let mut child = Command::new(std::env::current_exe().expect("this program"));
     child.args(["--ignored", "--exact", "environment::child_creates_two_contexts", "--nocapture"]);

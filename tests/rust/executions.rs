@@ -1,13 +1,14 @@
-//! Executes random plans on many threads and checks every byte. `threads` uses it through the C ABI with the host backend, and the GPU
-//! tests use it with GPUs.
+//! Stress test that executes random plans on many threads through the C ABI and checks every byte. The test `threads` runs it on the host
+//! backend, and the GPU tests run it on GPUs.
 //!
-//! Each thread has source and target buffers, and plans whose destinations do not overlap. A batch fills the targets with wrong bytes,
-//! fills the sources, executes plans in random streams, waits in one of several ways, and compares every byte of every target, including
-//! those between destinations. Each byte therefore belongs to one execution or to none. Some plans read bytes that an earlier one of the
-//! batch has written, in the same stream, or in another after an event, a signal or a wait. If the order is lost, the bytes are wrong.
+//! Each thread has source and target buffers, and plans whose destinations do not overlap. In one batch, a thread fills the targets with
+//! wrong bytes, fills the sources, executes plans in random streams, waits in one of several ways, and compares every byte of every target,
+//! including bytes between destinations. So each byte is written by exactly one execution or by none. Some plans read data that an earlier
+//! plan of the batch has written: in the same stream, or in another stream after an event, a signal or a wait. A lost dependency therefore
+//! causes wrong bytes.
 //!
-//! A campaign consists of eras, each with a new context that all threads share. At the end of an era the memory and the file descriptors of
-//! the process are counted.
+//! One run (campaign) consists of several eras. Each era has a new context that all threads share. At the end of an era, the test checks
+//! that memory and file descriptors of the process have not increased.
 
 use super::common::{Random, resident_bytes};
 use super::node::*;
@@ -19,33 +20,34 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Machine on which a campaign runs.
+/// Machine (host backend or GPUs) on which a campaign runs.
 pub trait Machine: Sync {
-    /// Returns the options of contexts, except staging and cache size.
+    /// Returns the options with which contexts are created, except the sizes of staging memory and cache.
     fn options(&self) -> mp_context_options_t;
     fn gpus(&self) -> u32;
-    /// Returns the sizes in bytes of ordinary buffers and of the few large ones.
+    /// Returns two sizes in bytes: of ordinary buffers, and of the few large buffers.
     fn spans(&self) -> [u64; 2];
-    /// Returns limits of staging memory to choose from, none of them 0.
+    /// Returns limits of staging memory in bytes, among which the test chooses. None of them is 0.
     fn staging(&self) -> [u64; 3];
-    /// Returns true if plans are expected to use staging memory. If none did, sharing of staging memory would not be tested.
+    /// True if plans on this machine must use staging memory. If no plan used any, sharing of staging memory would not be tested.
     fn stages(&self) -> bool;
-    /// Returns the number of bytes in use on all GPUs together.
+    /// Returns the total number of bytes in use on all GPUs.
     fn on_gpus(&self) -> u64;
     /// Returns access to memory for one thread.
     fn enter(&self, thread: u64) -> Box<dyn Access>;
 }
 
-/// Reads and writes memory without the library. Nothing has necessarily happened before `wait`.
+/// Access to memory without the library. Reads and writes are complete only after `wait`.
 pub trait Access {
     fn fill(&mut self, device: i32, address: usize, byte: u8, count: usize);
     fn write(&mut self, device: i32, address: usize, bytes: &[u8]);
     fn read(&mut self, device: i32, address: usize, bytes: &mut [u8]);
     fn wait(&mut self);
-    /// Allocates memory other than by `mp_alloc`, of a random kind. Returns `None` if the machine has none on this device.
+    /// Allocates memory without `mp_alloc`. `kind` is a random number that selects the kind of memory. Returns `None` if there is no such
+    /// memory on this device.
     fn allocate(&mut self, device: i32, bytes: usize, kind: u64) -> Option<usize>;
     fn free(&mut self, device: i32, address: usize);
-    /// Returns streams that were not created by `mp_stream_create`, the default stream first.
+    /// Returns streams that the library has not created. The first is the default stream.
     fn streams(&self) -> Vec<mp_stream_t>;
 }
 
@@ -57,20 +59,21 @@ pub struct Campaign {
     pub threads: u64,
 }
 
-/// Counts of all threads.
+/// Counters of all threads.
 #[derive(Default)]
 struct Done {
     executions: AtomicU64,
-    /// Executions of a batch that overwrote the result of the previous one. They are not counted as checked, because they hide each other.
+    /// Number of executions in batches that execute a plan twice. They are not counted as checked, because the second execution hides
+    /// errors of the first.
     repeated: AtomicU64,
     plans: AtomicU64,
     bytes: AtomicU64,
     contexts: AtomicU64,
-    /// Contexts in which staging memory was used, of all threads.
+    /// Number of contexts in which staging memory was used, summed over all threads.
     staged: AtomicU64,
 }
 
-/// Resources that the process holds when no context exists.
+/// Resources that the process holds while no context exists.
 #[derive(Copy, Clone, Debug)]
 struct Held {
     executions: u64,
@@ -92,13 +95,13 @@ impl Held {
     }
 }
 
-/// Permitted growth of resident memory in bytes: allocators keep some freed memory.
+/// Number of bytes by which resident memory may grow, because allocators keep some freed memory.
 const MORE_RESIDENT: u64 = 64 << 20;
 const MORE_ON_GPUS: u64 = 256 << 20;
 const MORE_DESCRIPTORS: usize = 8;
-/// More counters than a batch uses, because a counter has one raiser at a time.
+/// Number of counters of a thread. It is larger than the number that a batch uses, because only one stream at a time may set a counter.
 const COUNTERS: u64 = 256;
-/// No batch takes this long, so the test hangs.
+/// Time after which the test counts as hanging. No batch takes this long.
 const HANGS: Duration = Duration::from_secs(300);
 
 impl Campaign {
@@ -107,7 +110,7 @@ impl Campaign {
         let (done, begun) = (Done::default(), Instant::now());
         let end = begun.checked_add(Duration::from_secs(self.seconds)).unwrap_or(begun + Duration::from_secs(1 << 30));
         let held = std::thread::scope(|scope| {
-            // Dropped at the end of the eras, also by a panic.
+            // The sender is dropped at the end of the run, even after a panic.
             let (_over, watched) = std::sync::mpsc::channel::<()>();
             let done = &done;
             scope.spawn(move || {
@@ -155,11 +158,11 @@ impl Campaign {
         executions
     }
 
-    /// Runs the eras and returns the resources that the process held after each.
+    /// Runs all eras. Returns the resources that the process held after each.
     fn eras(&self, machine: &dyn Machine, end: Instant, done: &Done) -> Vec<Held> {
         let mut random = Random(self.seed);
         let noise: Vec<u8> = (0..machine.spans()[1] / 4).flat_map(|_| random.next().to_ne_bytes()).collect();
-        // Twenty eras, so that a tenth and a half of the executions are each the end of one.
+        // There are about twenty eras, so that an era ends after a tenth and after a half of the executions.
         let part = (self.executions / 20).max(1);
         let (mut held, mut said) = (vec![], Instant::now());
         for era in 0.. {
@@ -179,12 +182,12 @@ impl Campaign {
     }
 }
 
-/// Bypasses the test harness, which captures the output of passing tests.
+/// Prints a line directly to standard error, because the test harness captures the output of passing tests.
 fn say(line: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Context that all threads share, and the time until all have left it.
+/// Context that all threads share during an era.
 struct Era<'a> {
     machine: &'a dyn Machine,
     until: u64,
@@ -193,7 +196,7 @@ struct Era<'a> {
     noise: &'a [u8],
     node: Node,
     staging: u64,
-    /// Streams that all threads use.
+    /// Streams that all threads use, as numbers.
     shared: Vec<usize>,
 }
 
@@ -224,7 +227,7 @@ impl Era<'_> {
         era.check(tidy, cache);
     }
 
-    /// Checks the library's statistics after all threads have left.
+    /// Checks the statistics of the library after all threads have finished.
     fn check(&self, tidy: bool, cache: u64) {
         let held = self.node.statistics();
         assert!(held.plan_cache_entries <= cache, "{} plans in a cache of {cache}", held.plan_cache_entries);
@@ -257,11 +260,11 @@ impl Era<'_> {
 struct Buffer {
     device: i32,
     address: usize,
-    /// True if `mp_alloc` allocated them.
+    /// True if `mp_alloc` has allocated the buffers.
     ours: bool,
 }
 
-/// Pairs of a source and a target of `span` bytes each.
+/// Pairs of a source buffer and a target buffer, each of `span` bytes.
 struct Buffers {
     span: u64,
     sources: Vec<Buffer>,
@@ -275,7 +278,7 @@ enum From {
         buffer: usize,
         offset: u64,
     },
-    /// Bytes that the plan with this number has written.
+    /// Bytes that the plan with this index has written in the same batch.
     Earlier {
         plan: usize,
         buffer: usize,
@@ -286,7 +289,7 @@ enum From {
 #[derive(Copy, Clone, Debug)]
 struct Part {
     from: From,
-    /// Buffer and offset of the destination.
+    /// Destination: number of the target buffer, and offset in it.
     to: (usize, u64),
     bytes: u64,
 }
@@ -295,16 +298,16 @@ struct Planned {
     parts: Vec<Part>,
     transfers: Vec<mp_transfer_t>,
     options: mp_plan_options_t,
-    /// `None` if the plan is created anew for each execution and destroyed while it runs.
+    /// Plan handle. `None` if the plan is created for each execution and destroyed while it runs.
     plan: Option<mp_plan_t>,
 }
 
-/// Execution in progress.
+/// Execution in progress, with its request.
 struct Flight {
     planned: usize,
     stream: mp_stream_t,
     request: mp_request_t,
-    /// Event recorded after it if its stream was destroyed.
+    /// Event that was recorded after the execution, if its stream was destroyed since; otherwise `None`.
     end: Option<mp_event_t>,
     waited: bool,
 }
@@ -316,7 +319,7 @@ struct Worker<'a> {
     access: Box<dyn Access>,
     own: Vec<mp_stream_t>,
     batch: u64,
-    /// Counters that its streams wait for, in turn, and the number that has been used.
+    /// Address of the counters for which the thread's streams wait, and the number of counters used so far.
     counters: usize,
     signals: u64,
 }
@@ -392,7 +395,7 @@ impl<'a> Worker<'a> {
         Buffers { span, sources, targets }
     }
 
-    /// Frees the buffers. In one of four cases the first source is freed while a plan refers to it; executing the plan must then be
+    /// Frees the buffers. In one of four cases, first frees a source to which a plan refers; an execution of that plan must then be
     /// refused.
     fn give_back(&mut self, buffers: Buffers) {
         let (source, target) = (buffers.sources[0], buffers.targets[0]);
@@ -422,7 +425,7 @@ impl<'a> Worker<'a> {
         match self.below(16) {
             0 => 0,
             1 | 2 => self.below(9),
-            // Large enough to be split and staged.
+            // The transfer is large enough to be split and staged.
             3..=6 => self.below(span / 2),
             7 => 8 * self.below(64),
             8 | 9 => 1 << self.below(12),
@@ -503,7 +506,7 @@ impl<'a> Worker<'a> {
         let others = self.access.streams();
         let all: Vec<mp_stream_t> =
             self.own.iter().copied().chain(self.era.shared.iter().map(|stream| pointer(*stream).cast())).chain(others).collect();
-        // Half of all executions use streams that no other thread uses.
+        // Half of the executions use streams that no other thread uses.
         if self.one_in(2) {
             self.own[self.random.below(self.own.len() as u64) as usize]
         } else {
@@ -521,7 +524,7 @@ impl<'a> Worker<'a> {
         event
     }
 
-    /// Makes a stream wait for a signal that another stream raises after its previous work.
+    /// Makes `stream` wait for a signal that `other` sends after its earlier work.
     fn wait_for_signal(&mut self, stream: mp_stream_t, other: mp_stream_t) {
         let counter = self.counters + 8 * (self.signals % COUNTERS) as usize;
         let signal = mp_signal_t { counter: pointer(counter).cast(), value: 1 + self.signals / COUNTERS };
@@ -533,7 +536,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Waits for a request in one of two ways.
+    /// Waits for the request of an execution, in one of two ways.
     fn wait(&mut self, flight: &mut Flight) {
         // SAFETY: the pointers are valid for the calls.
         unsafe {
@@ -607,7 +610,7 @@ impl<'a> Worker<'a> {
         );
     }
 
-    /// Executes most plans, in order, and returns when all have finished.
+    /// Executes most of the plans, in order, and waits until all have finished.
     fn fly(&mut self, plans: &[Planned], functions: &AtomicU64) -> Vec<Flight> {
         let mut flights: Vec<Flight> = Vec::new();
         let (mut enqueued, mut events, mut must_wait) = (0, Vec::new(), BTreeSet::new());
@@ -682,7 +685,7 @@ impl<'a> Worker<'a> {
                 self.wait(flight);
             }
         }
-        // Waits for the remaining executions once for each stream, in one of two ways.
+        // Waits for the remaining executions, once for each stream, in one of two ways.
         let unwaited = flights.iter().filter(|flight| !flight.waited && flight.end.is_none()).map(|flight| flight.stream.addr());
         for stream in unwaited.chain(must_wait.clone()).collect::<BTreeSet<usize>>() {
             let stream = pointer(stream).cast();
@@ -702,7 +705,7 @@ impl<'a> Worker<'a> {
         flights
     }
 
-    /// Destroys a stream, whose work still finishes, and creates another in its place.
+    /// Destroys a stream, whose enqueued work still finishes, and creates another one instead.
     fn another_stream(&mut self, flights: &mut [Flight], events: &mut Vec<mp_event_t>, must_wait: &mut BTreeSet<usize>) {
         let at = self.random.below(self.own.len() as u64) as usize;
         let stream = self.own[at];
@@ -718,8 +721,8 @@ impl<'a> Worker<'a> {
         self.own[at] = self.era.node.stream(self.random.below(u64::from(self.era.machine.gpus())) as i32);
     }
 
-    /// Destroys a context that only this thread knows while its work is in progress. The bytes copied by then are checked in a buffer that
-    /// outlives it.
+    /// Creates a context for this thread only, and destroys it while its work is in progress. Then checks the copied bytes in a buffer that
+    /// outlives the context.
     fn a_context_of_its_own(&mut self) {
         const BYTES: usize = 5003;
         let node = Node::with(mp_context_options_t { staging_bytes: 1 << 20, ..self.era.machine.options() });

@@ -1,5 +1,6 @@
-//! Compares plans of random wired machines with the fluid bound: the time of the best fractional flow over all direct and two-hop paths
-//! without fixed costs. The bound is computed by a separate linear program without the planner's reductions.
+//! Compares plans with a lower bound of the time, on random machines with direct links between GPUs. The bound ("fluid bound") is the time
+//! of the best fractional flow over all direct and two-hop paths without fixed costs. It is computed by a separate linear program, without
+//! the planner's reductions.
 
 use crate::common::Random;
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem};
@@ -10,8 +11,8 @@ use mpgpu_core::topology::{
 use mpgpu_measure::tune::{Score, Simulated};
 use std::collections::BTreeMap;
 
-/// Returns a machine of 3 to 8 GPUs. Neighbours and some other pairs are joined by one to four NVLinks, and each GPU is connected by PCIe
-/// to one of one or two host memories.
+/// Returns a random machine of 3 to 8 GPUs. Adjacent GPUs and some other pairs are connected by one to four NVLinks. Each GPU has a PCIe
+/// link to one of one or two host memories.
 pub(crate) fn wired(random: &mut Random) -> Machine {
     let (gpus, hosts) = (3 + random.below(6) as u32, 1 + random.below(2) as u32);
     let node = |name: String, kind| Node { name, kind };
@@ -40,7 +41,7 @@ pub(crate) fn wired(random: &mut Random) -> Machine {
     Machine::new(topology).expect("a wired machine is well formed")
 }
 
-/// Returns 1 to 8 transfers of 64 to 512 MiB between GPUs.
+/// Returns 1 to 8 random transfers of 64 to 512 MiB between GPUs.
 fn batch(random: &mut Random, machine: &Machine) -> Vec<Shape> {
     let gpus = u64::from(machine.gpu_count());
     let kind = MemoryKind::Device;
@@ -53,7 +54,7 @@ fn batch(random: &mut Random, machine: &Machine) -> Vec<Shape> {
     (0..1 + transfer().bytes % 8).map(|_| transfer()).collect()
 }
 
-/// Returns the seconds of the best fractional flow.
+/// Returns the time in seconds of the best fractional flow.
 fn fluid_bound(machine: &Machine, batch: &[Shape]) -> f64 {
     const UNIT: f64 = 1e9;
     let mut problem = Problem::new(OptimizationDirection::Minimize);
@@ -84,13 +85,14 @@ fn fluid_bound(machine: &Machine, batch: &[Shape]) -> f64 {
     problem.solve().expect("solvable").into_solution().expect("solved").var_value(time)
 }
 
-/// Returns the same bound over any number of relays, as a flow of each source over all pairs of devices.
+/// Returns the time in seconds of the best fractional flow over paths with any number of relays, as a flow of each source over all pairs of
+/// devices.
 fn flow_bound(machine: &Machine, batch: &[Shape]) -> f64 {
     const UNIT: f64 = 1e9;
     let mut problem = Problem::new(OptimizationDirection::Minimize);
     let time = problem.add_var(1.0, (0.0, f64::INFINITY));
     let mut loads: Vec<LinearExpr> = machine.resources().iter().map(|_| LinearExpr::empty()).collect();
-    // No copy engine copies between host memories.
+    // No copy engine copies between two host memories.
     let is_pair = |(from, to): &(DeviceId, DeviceId)| from != to && !(from.is_host() && to.is_host());
     let pairs = || machine.devices().flat_map(|from| machine.devices().map(move |to| (from, to))).filter(is_pair);
     for src in machine.devices().filter(|src| batch.iter().any(|shape| shape.src_device == *src)) {
@@ -132,7 +134,7 @@ fn the_bound_of_a_plan_is_that_of_the_largest_flow_and_its_limits_are_busy_all_t
         assert!((own.seconds / flow - 1.0).abs() < 0.01, "{seed}: {} against {flow}", own.seconds);
         let parts: f64 = own.limits.iter().map(|(_, part)| part).sum();
         assert!((0.9..1.001).contains(&parts), "{seed}: {:?}", own.limits);
-        // If the capacities of these limits are doubled, the bound falls; if all others are doubled, it does not.
+        // If the capacities of the limiting resources are doubled, the bound decreases. If all other capacities are doubled, it does not.
         let limits = |id: ResourceId| own.limits.iter().any(|(limit, _)| *limit == id);
         let others = TimeBound::new(&machine.scaled(|id| if limits(id) { 1.0 } else { 2.0 }), &batch).seconds;
         let twice = TimeBound::new(&machine.scaled(|id| if limits(id) { 2.0 } else { 1.0 }), &batch).seconds;
@@ -168,7 +170,8 @@ fn plans_of_random_wired_machines_are_near_the_fluid_bound_and_no_slower_than_on
     assert!(median < 0.08 && worst < 0.2 && run < 0.08, "median {median}, worst {worst}, simulated median {run}");
 }
 
-/// Returns the machine with a capacity for both directions of each host memory, and a separate rate for staged bytes.
+/// Returns the machine with a random combined capacity for both directions of each host memory, and with a separate rate for data that is
+/// staged there.
 fn with_memory(machine: &Machine, random: &mut Random) -> Machine {
     let mut topology = machine.topology().clone();
     for (number, node) in (0..).zip(&topology.nodes).filter(|(_, node)| node.kind == NodeKind::Host) {
@@ -205,7 +208,7 @@ fn no_plan_is_done_before_its_bound() {
                 bytes: 0,
             })
             .collect();
-        // Some transfers have the same source.
+        // In half of the cases, some transfers have the same source.
         let is_shared = random.below(2) == 1;
         for shape in &mut batch {
             shape.bytes = if is_shared { 64 << 20 } else { 1 << (12 + random.below(18)) };
@@ -277,14 +280,15 @@ fn one_gpu_that_sends_over_all_its_links_is_bounded_by_their_sum() {
     assert!(bound >= port * (1.0 - 1e-9), "{bound} s, and {port} s for one port");
 }
 
-/// Checks that ways end on machines with links in one direction, shared resources and staged rates of all sorts, under prices that are partly zero.
+/// Tests that the search for paths ends and finds the bound on any machine: with links in one direction, with shared resources and staged
+/// rates of all kinds, and with dual prices that are partly zero.
 #[test]
 fn the_bound_and_trees_of_any_machine_are_found() {
     let first = crate::common::setting("TEST_SEED", 0);
     for seed in first..first + 300 {
         let mut random = Random(seed);
         let (machine, _, options) = crate::common::machine_and_batch(&mut random, 64 << 20);
-        // The first and the last device send to some others each.
+        // The first and the last device each send to some others.
         let mut batch = Vec::new();
         for src_device in machine.devices().take(1).chain(machine.devices().last()) {
             for dst_device in machine.devices().filter(|dst| *dst != src_device).take(3) {

@@ -1,4 +1,5 @@
-//! Tests that a child of `fork`, which has only a copy of the library's memory, harms neither itself nor its parent.
+//! Tests that calls of the library in a child of `fork` are harmless to the child and to its parent. The child has only a copy of the
+//! library's memory.
 
 use crate::node::*;
 use crate::peer::*;
@@ -8,7 +9,7 @@ use std::io::{Read, Write};
 use std::ptr::{null, null_mut};
 use std::time::{Duration, Instant};
 
-/// Objects that a process creates before it forks.
+/// Objects of the library that a process creates before it forks.
 struct Made {
     context: mp_context_t,
     plan: mp_plan_t,
@@ -19,8 +20,8 @@ struct Made {
     rust: Option<Context>,
 }
 
-/// Runs in a child and returns 0, or the number of the step that failed. It must not take a lock that another thread of the parent may have
-/// held, so it prints nothing.
+/// Uses the parent's objects in a child process. Returns 0, or the number of the check that failed. It prints nothing, because it must not
+/// acquire a lock that another thread of the parent may have held.
 fn inherited(mut made: Made) -> i32 {
     let refused =
         |status: mp_status_t| status == MP_ERROR_INVALID_HANDLE && last_error().contains("child of fork") && last_error().contains("exec");
@@ -49,7 +50,7 @@ fn inherited(mut made: Made) -> i32 {
             refused(mp_plan(made.context, null(), 0, null(), &mut made.plan.clone())),
             refused(mp_event_destroy(made.context, made.event)),
             refused(mp_stream_destroy(made.context, made.stream)),
-            // Functions that destructors call report no error.
+            // Functions that C++ destructors call return no error.
             mp_request_destroy(&mut made.request) == MP_SUCCESS && made.request.is_null(),
             mp_plan_destroy(made.plan) == MP_SUCCESS,
             mp_context_destroy(made.context) == MP_SUCCESS,
@@ -60,7 +61,7 @@ fn inherited(mut made: Made) -> i32 {
         return wrong as i32 + 1;
     }
     drop(made.rust.take());
-    // A new context of the child works, and differs from the parent's.
+    // A new context in the child works, and is different from the parent's context.
     let own = Node::new(c"beluga");
     own.still_works();
     let memory = own.alloc(0, 4096);
@@ -71,7 +72,7 @@ fn inherited(mut made: Made) -> i32 {
     if ours { 0 } else { 99 }
 }
 
-/// Destroys a plan of the parent again and describes it: the first call reports no error, the second is refused.
+/// Destroys a plan of the parent, and describes it afterwards. The first call returns no error, and the second call is refused.
 fn mp_plan_destroy_twice(plan: mp_plan_t) -> mp_status_t {
     assert_eq!(mp_plan_destroy(plan), MP_SUCCESS);
     let mut length = 0;
@@ -94,8 +95,8 @@ fn make(node: &Node) -> Made {
     Made { context: node.context, plan, request, stream: node.stream(0), event, memory, rust: Some(rust) }
 }
 
-/// Forks, runs `work` in the child, and returns its exit code, or minus the signal that ended it. A child that has not ended within a
-/// minute is killed.
+/// Forks and runs `work` in the child. Returns the exit code of the child, or minus the number of the signal that ended it. Kills a child
+/// that has not ended within a minute.
 fn forked(work: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child calls the library, the allocator, which may be used after `fork`, and `_exit`.
     let child = unsafe { libc::fork() };
@@ -119,7 +120,7 @@ fn forked(work: impl FnOnce() -> i32) -> i32 {
     }
 }
 
-/// Order of a peer: forks a child that uses all objects of its parent.
+/// Order of the peer protocol: forks a child that uses all objects of its parent.
 pub fn fork_once(node: &Node) -> i32 {
     let made = make(node);
     let code = forked(|| inherited(made));
@@ -127,7 +128,7 @@ pub fn fork_once(node: &Node) -> i32 {
     code
 }
 
-/// Order of a peer: forks while other threads use the library.
+/// Order of the peer protocol: forks several times while other threads use the library.
 pub fn fork_under_load(node: &Node, rounds: usize) -> Vec<i32> {
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -146,7 +147,7 @@ pub fn fork_under_load(node: &Node, rounds: usize) -> Vec<i32> {
         }
         let codes = (0..rounds).map(|_| {
             let mut made = make(node);
-            // Used by this process only; without it the rounds are short.
+            // Only this process uses these objects. Without them the rounds are short.
             drop(made.rust.take());
             forked(|| inherited(made))
         });
@@ -156,8 +157,8 @@ pub fn fork_under_load(node: &Node, rounds: usize) -> Vec<i32> {
     })
 }
 
-/// Order of a peer: forks a child that does nothing, and returns its process ID once the child runs. `fork` returns in the parent before
-/// the child has run, and therefore before it has closed inherited descriptors.
+/// Order of the peer protocol: forks a child that does nothing, and returns its process ID once it runs. In the parent, `fork` returns
+/// before the child runs, and therefore before the child has closed inherited descriptors.
 pub fn linger() -> i32 {
     let (mut ready, mut there) = std::io::pipe().expect("a pipe");
     // SAFETY: the child writes a byte and waits for signals.
@@ -174,7 +175,7 @@ pub fn linger() -> i32 {
     child
 }
 
-/// Returns the processor time of the thread that answers importers, in ns.
+/// Returns the processor time in ns that was used by the thread that answers importers.
 pub fn service_time() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").expect("procfs").flatten();
     let ours = tasks
@@ -188,13 +189,13 @@ pub fn service_time() -> u64 {
 fn a_child_destroys_what_it_inherits_in_silence_and_is_refused_the_rest() {
     let mut parent = Peer::start();
     assert_eq!(parent.tell("fork"), "0");
-    // The child's actions must not keep the parent busy.
+    // The child must not cause work in the parent.
     let before: u64 = parent.tell("service").parse().expect("a number");
     let started = Instant::now();
     std::thread::sleep(Duration::from_millis(300));
     let after: u64 = parent.tell("service").parse().expect("a number");
     assert!(u128::from(after - before) < started.elapsed().as_nanos() / 5, "the parent's service spins");
-    // Other processes can still use its memory.
+    // Other processes can still use the parent's memory.
     parent.tell("alloc 0 4096 5");
     let mut other = Peer::start();
     other.tell(&format!("import {}", parent.tell("export 0 0 4096")));

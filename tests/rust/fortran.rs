@@ -1,10 +1,10 @@
-//! Tests that `include/mpgpu/fortran/c_abi.f90` is the translation of `include/mpgpu/mpgpu.h` into Fortran: every constant, struct and
-//! function.
+//! Tests that `include/mpgpu/fortran/c_abi.f90` is the Fortran translation of every constant, struct and function in
+//! `include/mpgpu/mpgpu.h`.
 //!
-//! Rules of the translation: a pointer to arbitrary memory (`void *`, a counter) and a handle become a `type(c_ptr)`. Any other pointer
+//! Rules of the translation: A handle, and a pointer to arbitrary memory (`void *` or a counter), become a `type(c_ptr)`. Any other pointer
 //! becomes an argument by reference with `optional`, because Fortran passes NULL for an omitted argument; the library refuses NULL where it
-//! is not permitted. It becomes an array if the next argument is its size. `MP_VERSION` becomes `MP_HEADER_VERSION`, because Fortran names
-//! are case-insensitive and a function has the same name.
+//! is not permitted. Such a pointer becomes an array if the next argument is the number of its elements. `MP_VERSION` becomes
+//! `MP_HEADER_VERSION`, because Fortran names are case-insensitive and a function has the same name.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// C type with the number of its pointers, such as `const mp_signal_t *`.
+/// C type of a variable, including pointers, such as `const mp_signal_t *`.
 #[derive(Clone, Debug)]
 struct CType {
     name: String,
@@ -25,7 +25,7 @@ struct CType {
 struct Variable {
     name: String,
     of: CType,
-    /// Number of elements of an array in a struct.
+    /// Number of elements if this is an array in a struct; otherwise `None`.
     elements: Option<usize>,
 }
 
@@ -46,7 +46,7 @@ struct Header {
     functions: Vec<Function>,
 }
 
-/// Returns the words of the header that a C compiler sees, and separately its `#define`s. Code for C++ only is omitted.
+/// Returns the words of the header that a C compiler sees, and a list of its `#define`s. Code that only C++ sees is omitted.
 fn words(text: &str) -> (Vec<String>, Vec<(String, String)>) {
     let (mut words, mut defines) = (Vec::new(), Vec::new());
     let (mut is_comment, mut is_inline) = (false, false);
@@ -85,7 +85,7 @@ fn words(text: &str) -> (Vec<String>, Vec<(String, String)>) {
     (words, defines)
 }
 
-/// Parses a variable: `const`, the type's name, asterisks and the variable's name, with the size of an array.
+/// Parses the declaration of a variable: `const`, name of the type, asterisks, name of the variable, and size of an array.
 fn variable(words: &[String]) -> Variable {
     let (words, elements) = match words {
         [before @ .., open, size, close] if open == "[" && close == "]" => (before, Some(size.parse().expect("a size is a number"))),
@@ -155,7 +155,7 @@ fn parse(text: &str) -> Header {
 }
 
 impl Header {
-    /// Returns the Fortran type of a value.
+    /// Returns the Fortran type for a value of a C type.
     fn value(&self, of: &CType) -> String {
         let named = |name: &str| match name {
             "size_t" => "integer(c_size_t)".to_owned(),
@@ -174,7 +174,7 @@ impl Header {
         if of.pointers > 0 { "type(c_ptr)".to_owned() } else { named(&of.name) }
     }
 
-    /// Returns the size and alignment of a value on 64-bit systems.
+    /// Returns the size and the alignment of a C type in bytes on 64-bit systems.
     fn layout(&self, of: &CType) -> (usize, usize) {
         if let Some((_, fields)) = self.structs.iter().find(|(name, _)| of.pointers == 0 && *name == of.name) {
             return self.struct_layout(fields);
@@ -197,7 +197,7 @@ impl Header {
         (bytes.next_multiple_of(alignment), alignment)
     }
 
-    /// Translates a constant's value, which the header writes as a C expression.
+    /// Translates the value of a constant, which is a C expression in the header.
     fn constant(&self, name: &str, value: &str) -> String {
         let number = |of: &str| {
             let (_, value) = self.constants.iter().find(|(other, _)| other == of).expect("the header has it");
@@ -212,7 +212,7 @@ impl Header {
             (_, "9223372036854775808ull") => format!("integer(c_int64_t), parameter :: {name} = -huge(0_c_int64_t) - 1_c_int64_t"),
             _ => {
                 let value = match plain.strip_prefix("0x") {
-                    // The number with the same bits, because Fortran has no unsigned integers.
+                    // The value is the signed number with the same bits, because Fortran has no unsigned integers.
                     Some(digits) => u32::from_str_radix(digits, 16).expect("it has 32 bits").cast_signed(),
                     None => plain.parse().unwrap_or_else(|_| panic!("{name}: {value} has no Fortran form yet")),
                 };
@@ -244,7 +244,7 @@ impl Header {
         text += "            import\n";
         for (index, argument) in function.arguments.iter().enumerate() {
             let declared = if is_abstract && argument.of.pointers > 0 {
-                // A callback may receive NULL or an array.
+                // The argument is a C pointer, because a callback may receive NULL or an array.
                 format!("type(c_ptr), value :: {}", argument.name)
             } else if is_abstract {
                 format!("{}, value :: {}", self.value(&argument.of), argument.name)
@@ -344,7 +344,7 @@ fn the_fortran_module_says_what_the_header_says() {
 fn every_function_and_every_constant_of_the_header_is_found() {
     let text = std::fs::read_to_string(root().join("include/mpgpu/mpgpu.h")).expect("the header is there");
     let header = parse(&text);
-    // Counted in another way: a function's name follows its result at the start of a line.
+    // Functions are counted in a second way: each starts a line with its result type, followed by its name.
     let starts = |line: &&str| ["mp_status_t mp_", "uint32_t mp_", "const char *mp_"].iter().any(|start| line.starts_with(start));
     assert_eq!(header.functions.len(), text.lines().filter(starts).count());
     let values: BTreeMap<&str, i64> =

@@ -1,4 +1,4 @@
-//! Tests memory that is freed in stream order: no call blocks, earlier work can still use the memory, and later calls refuse it
+//! Tests memory that is freed in stream order. No call blocks, earlier work can still use the memory, and later calls refuse the memory
 //! immediately.
 
 use crate::node::*;
@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Blocks a stream until it is opened.
+/// Host function that blocks a stream until the gate is opened.
 struct Gate(Box<AtomicBool>);
 
 impl Gate {
@@ -52,7 +52,7 @@ fn earlier_work_keeps_the_memory_and_the_caller_does_not_wait() {
     let gate = Gate::close(&node, stream);
     // SAFETY: the plan's memory exists.
     ok(unsafe { mp_execute(plan, stream, null_mut()) });
-    ok(free_async(&node, src, stream)); // would never return if it waited
+    ok(free_async(&node, src, stream)); // would never return if it waited for the stream
     assert_eq!(held(&node, 0), 0, "the caller holds it no more");
     let other = node.alloc(0, BYTES);
     assert_ne!(other, src, "memory that is still to be read was given out again");

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The files of the C ABI in the order in which the header presents them.
+/// Source files of the C ABI, in the order in which the header contains them.
 const SOURCES: [&str; 15] = [
     "version",
     "types",
@@ -94,7 +94,7 @@ fn strict_compilers_accept_the_header_as_c_and_as_cpp() {
         for language in [["-xc", "-std=c99"], ["-xc", "-std=c17"], ["-xc++", "-std=c++17"]] {
             let mut command = Command::new(&compiler);
             command.args(language).args(["-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wshadow"]);
-            // Missing compilers are skipped; at least one exists, because it built this crate.
+            // Compilers that are not installed are skipped. At least one is installed, because it built this crate.
             let Ok(output) = command.arg("-I").arg(root().join("include")).arg(&source).output() else { continue };
             assert!(output.status.success(), "{compiler} {language:?}:\n{}", String::from_utf8_lossy(&output.stderr));
             tried += 1;
@@ -104,7 +104,7 @@ fn strict_compilers_accept_the_header_as_c_and_as_cpp() {
     assert!(tried >= 3, "no C compiler was found");
 }
 
-/// The C++ headers that need neither MPI nor CUDA.
+/// Returns the C++ headers that need neither MPI nor CUDA.
 fn cpp_headers(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).expect("the headers are there").map(|entry| entry.expect("an entry").path());
     let (folders, files): (Vec<PathBuf>, Vec<PathBuf>) = entries.partition(|path| path.is_dir());

@@ -1,4 +1,4 @@
-//! Simulates a machine that reveals only times, as a test object for the probe.
+//! Simulates a machine of which a probe can observe only the times of copies, to test the probe.
 #![allow(dead_code)]
 
 use crate::common::Random;
@@ -11,27 +11,27 @@ use mpgpu_measure::probe::{Harness, Hop, Integrity, Pipeline, ProbeOptions, Prob
 use std::collections::HashSet;
 use std::convert::Infallible;
 
-/// Copy in progress: its earliest start, bytes left, resources, and the GPU whose earlier copies it follows.
+/// Copy in progress: its earliest start in seconds, the bytes that remain, its resources, and the GPU whose earlier copies it must follow.
 type Copying<'a> = (f64, f64, &'a [topology::ResourceId], Option<DeviceId>);
 
-/// Machine that reveals only times. Copies start one by one as they are issued and share resources max-min fairly at every moment. Each
-/// time includes noise.
+/// Simulated machine of which only the times of copies can be observed. Copies start one after the other as they are issued, and share
+/// resources max-min fairly at every moment. Each time includes noise.
 pub struct Hidden {
     pub machine: Machine,
     pub random: Random,
-    /// Standard deviation as a fraction of the time.
+    /// Standard deviation of the noise, as a fraction of the time.
     pub noise: f64,
     pub dropping: HashSet<(DeviceId, DeviceId)>,
-    /// Percentage of readings that take up to 1.5 times as long, because something else used the machine.
+    /// Percentage of measurements that take up to 1.5 times as long, because something else uses the machine.
     pub spikes: u64,
-    /// Percentage of readings in which the calling thread, delayed, takes ten times as long to issue.
+    /// Percentage of measurements in which the calling thread is delayed and takes ten times as long to issue.
     pub held_up: u64,
     pub measured: f64,
-    /// Additional seconds for copies of several GPUs.
+    /// Additional time in seconds of a measurement in which several GPUs copy.
     pub gpu_join: f64,
-    /// True if the copies from one GPU to other GPUs run in sequence, in order of issue.
+    /// True if copies from one GPU to other GPUs run one after the other, in the order in which they are issued.
     pub in_order: bool,
-    /// Machine as pipelines experience it, if it differs from that of plain copies.
+    /// Machine with the rates that pipelines have, if they differ from the rates of plain copies.
     pub in_plans: Option<Machine>,
 }
 
@@ -59,13 +59,13 @@ impl Hidden {
         seconds * spike * (1.0 + self.noise * (sum - 6.0)).max(0.5)
     }
 
-    /// Returns `repetitions` noisy readings.
+    /// Returns `repetitions` measurements of this time, with noise.
     fn read(&mut self, seconds: f64, repetitions: u32) -> Vec<f64> {
         self.measured += seconds * f64::from(repetitions + 1);
         (0..repetitions).map(|_| self.noisy(seconds)).collect()
     }
 
-    /// Returns the seconds until the last of these copies, issued in sequence, has arrived.
+    /// Returns the time in seconds until the last of these copies, which are issued one after the other, has finished.
     pub fn together(&self, hops: &[Hop]) -> f64 {
         let costs = self.machine.costs();
         let issuer = |hop: &Hop| if hop.from.is_host() { hop.to } else { hop.from };
@@ -94,7 +94,7 @@ impl Hidden {
         now + if joined { self.gpu_join } else { 0.0 }
     }
 
-    /// Returns the max-min fair rates of the copies that have started (progressive filling: Bertsekas and Gallager 1992).
+    /// Returns the max-min fair rate of each copy that has started (progressive filling: Bertsekas and Gallager 1992).
     fn fair(&self, flows: &[Copying], now: f64) -> Vec<f64> {
         let resources = self.machine.resources();
         let mut left: Vec<f64> = resources.iter().map(|resource| resource.capacity).collect();
@@ -122,7 +122,7 @@ impl Hidden {
         rates
     }
 
-    /// Returns the simulator's time on the machine as pipelines experience it.
+    /// Returns the simulated time in seconds of direct copies and pipelines on the machine.
     pub fn paths(&self, direct: &[Hop], staged: &[Pipeline]) -> f64 {
         let machine = self.in_plans.as_ref().unwrap_or(&self.machine);
         let (program, shapes) = program(direct, staged);
@@ -151,7 +151,8 @@ impl Hidden {
     }
 }
 
-/// Returns a program as plans have it: a lane for each copy, and two lanes with alternating chunks for each pipeline.
+/// Returns a program like those of plans: one internal stream for each copy, and two internal streams with alternating chunks for each
+/// pipeline.
 fn program(direct: &[Hop], staged: &[Pipeline]) -> (Program, Vec<Shape>) {
     let hops: Vec<Hop> = direct.iter().copied().chain(staged.iter().map(|pipeline| pipeline.hop)).collect();
     let kind = |device: DeviceId| if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device };
@@ -219,7 +220,7 @@ impl Harness for Hidden {
     }
 
     fn pass_flags(&mut self, _: [DeviceId; 2], rounds: u32, repetitions: u32) -> Result<Vec<f64>, Infallible> {
-        // Round trips, and the time for which the host starts the work and detects its end.
+        // The time consists of the round trips, and of the time in which the host starts the work and detects its end.
         Ok(self.read(2.0 * f64::from(rounds) * self.machine.costs().hand_over + 10e-6, repetitions).into_iter().collect())
     }
 
@@ -233,7 +234,7 @@ impl Harness for Hidden {
     }
 }
 
-/// Returns the prior knowledge of a machine: the pairs with a path, and untrue rates.
+/// Returns what a probe knows before it measures: the pairs of devices with a path, and arbitrary rates.
 pub fn blank(machine: &Machine) -> Machine {
     let mut topology = machine.topology().clone();
     topology.links.iter_mut().for_each(|link| (link.bandwidth, link.latency) = (1e9, 0.0));

@@ -1,6 +1,6 @@
-//! Tests of the host backend: CUDA's ordering with real bytes, on programs built by hand.
+//! Tests the host backend: copies are correct, and work has the same order as on CUDA. The programs are built by hand.
 //!
-//! A test that needs unfinished work closes a [`Gate`] in a stream, so no test depends on time.
+//! A test that needs unfinished work closes a [`Gate`] in a stream, so that no test depends on timing.
 
 use mpgpu_backend::{Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, MemoryKind, StreamHandle};
 use mpgpu_core::plan::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
@@ -15,7 +15,7 @@ const DEFAULT: StreamHandle = StreamHandle(0);
 const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
 
-/// Memory of the backend that a test accesses while no work uses it.
+/// Memory of the backend that a test reads and writes while no work uses it.
 struct Buffer<'a> {
     backend: &'a HostBackend,
     address: u64,
@@ -43,7 +43,7 @@ impl Drop for Buffer<'_> {
     }
 }
 
-/// Blocks a stream until it is opened or dropped.
+/// Host function that blocks a stream until the gate is opened or dropped.
 struct Gate(#[allow(dead_code, reason = "dropping it opens the gate")] Sender<()>);
 
 impl Gate {
@@ -57,7 +57,7 @@ impl Gate {
     fn open(self) {}
 }
 
-/// Returns bytes that differ from their neighbours and from those of other seeds.
+/// Returns bytes that differ from adjacent bytes and from the bytes for other seeds.
 fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     let mut random = Random(seed);
     (0..bytes).map(|_| random.next() as u8).collect()
@@ -85,7 +85,8 @@ fn one_copy(bytes: u64) -> Arc<Program> {
     direct(&[bytes], Mechanism::Copy)
 }
 
-/// Returns a program with one copy for each transfer: one operation each with `Mechanism::Copy`, otherwise one for all.
+/// Returns a program with one copy for each transfer. With `Mechanism::Copy` each copy is an operation; otherwise one operation has all
+/// copies.
 fn direct(transfers: &[u64], mechanism: Mechanism) -> Arc<Program> {
     let copies = (0..).zip(transfers).map(|(transfer, &bytes)| Copy {
         from: Place::Source { transfer, offset: 0 },
@@ -100,8 +101,8 @@ fn direct(transfers: &[u64], mechanism: Mechanism) -> Arc<Program> {
     Arc::new(Program { sources: Vec::new(), transfers: transfers.to_vec(), lanes: vec![Lane::new(GPU0)], rings: vec![], ops })
 }
 
-/// Returns a program of one transfer in chunks through rings of staging slots, with one ring and two lanes for each path. A chunk is copied
-/// into its slot after the slot's previous content was copied out, and is then copied out.
+/// Returns a program that copies one transfer in chunks through rings of staging slots. Each path has one ring and two internal streams. A
+/// chunk is copied into its slot after the previous contents of the slot were copied out, and is then copied out.
 fn relay(bytes: u64, chunk: u64, paths: u32, slots: u32) -> Arc<Program> {
     let mut program = Program {
         sources: Vec::new(),
@@ -147,7 +148,7 @@ fn execute_with(
     backend.submit(&execution).map(|end| end.expect("a completion"))
 }
 
-/// Enqueues the copy of a whole buffer.
+/// Enqueues a copy of a whole buffer.
 fn copy(backend: &HostBackend, dst: &Buffer, src: &Buffer, stream: StreamHandle) -> Completion {
     execute_with(backend, &one_copy(src.bytes as u64), &[(dst.address, src.address)], &[], stream, &[], true).unwrap()
 }
@@ -171,7 +172,7 @@ impl Record {
     }
 }
 
-// Streams.
+// Tests of streams.
 
 #[test]
 fn work_of_one_stream_runs_in_order() {
@@ -224,7 +225,7 @@ fn a_blocked_stream_stops_no_other() {
 #[test]
 fn blocked_host_functions_on_many_streams_leave_the_copies_running() {
     let backend = HostBackend::new(2, 1);
-    // More than the number of copy threads on any machine.
+    // There are more gates than copy threads on any machine.
     let gates: Vec<_> = (0..100).map(|_| Gate::close(&backend, stream(&backend))).collect();
     let src = Buffer::new(&backend, GPU0, &pattern(4, 100));
     let dst = Buffer::new(&backend, GPU1, &[0; 100]);
@@ -297,7 +298,7 @@ fn destroyed_handles_and_inventions_are_refused() {
     let event = backend.create_event().unwrap();
     let dead_event = backend.create_event().unwrap();
     backend.destroy_event(dead_event).unwrap();
-    // The next stream reuses the slot; the old handle still denotes the old stream.
+    // The next stream reuses the number of the destroyed stream. The old handle must not refer to the new stream.
     let alive = stream(&backend);
     assert_ne!(alive, dead);
     let other = HostBackend::new(1, 1);
@@ -326,7 +327,7 @@ fn destroyed_handles_and_inventions_are_refused() {
     backend.synchronize().unwrap();
 }
 
-// Events.
+// Tests of events.
 
 #[test]
 fn an_event_that_was_never_recorded_counts_as_done() {
@@ -364,13 +365,13 @@ fn a_wait_keeps_the_record_that_stood_when_it_was_enqueued() {
     backend.record_event(event, blocked).unwrap();
     backend.stream_wait_event(late, event).unwrap();
     record.note(&backend, late, 2);
-    // Recording it again in another stream does not affect earlier waits, and later waits do not depend on the old record.
+    // If the event is recorded again in another stream, earlier waits are not affected, and later waits do not depend on the old record.
     backend.record_event(event, idle).unwrap();
     backend.stream_wait_event(early, event).unwrap();
     record.note(&backend, early, 1);
     backend.synchronize_stream(early).unwrap();
     assert_eq!(record.entries(), [1]);
-    // In the opposite order: a wait for a finished record is not delayed by a later record.
+    // The order is reversed: a wait for a record that is complete is not delayed by a later record.
     backend.stream_wait_event(early, event).unwrap();
     backend.record_event(event, blocked).unwrap();
     record.note(&backend, early, 1);
@@ -414,7 +415,7 @@ fn a_wait_outlives_its_event() {
     assert_eq!(record.entries(), [1, 2]);
 }
 
-// Executions.
+// Tests of executions.
 
 #[test]
 fn every_mechanism_moves_the_right_bytes() {
@@ -463,7 +464,7 @@ fn a_program_of_ten_thousand_operations_runs() {
     let dst = Buffer::new(&backend, GPU1, &[0; 5000 * 64]);
     let rings: Vec<_> = program.rings.iter().map(|ring| Buffer::new(&backend, GPU1, &vec![0; ring.bytes() as usize])).collect();
     let bases: Vec<_> = rings.iter().map(|ring| ring.address).collect();
-    // Executions in one stream share the slots: only stream order separates them.
+    // Executions in one stream share the slots, and only the order of the stream separates them.
     for _ in 0..10 {
         execute_with(&backend, &program, &[(dst.address, src.address)], &bases, DEFAULT, &[], true).unwrap();
     }
@@ -543,7 +544,7 @@ fn many_threads_can_wait_for_one_completion() {
 #[test]
 fn verification_finds_the_first_byte_that_a_program_gets_wrong() {
     let backend = HostBackend::new(2, 1);
-    // Invalid program, which no validator accepts: it omits a byte of its second transfer, or copies it from the wrong place.
+    // No validator would accept this program: it omits a byte of its second transfer, or copies it from the wrong place.
     let bytes = 20_000u64;
     let src = [Buffer::new(&backend, GPU0, &[1; 20_000]), Buffer::new(&backend, GPU0, &pattern(8, 20_000))];
     let dst = [Buffer::new(&backend, GPU1, &[0; 20_000]), Buffer::new(&backend, GPU1, &[0; 20_000])];
@@ -563,7 +564,7 @@ fn verification_finds_the_first_byte_that_a_program_gets_wrong() {
         other => panic!("{other:?}"),
     }
     assert!(matches!(completion.is_done(), Err(BackendError::DataCorruption { .. })));
-    // Without verification the error is not detected, and the stream continues after the failure.
+    // If verification is disabled, the error is not detected. The stream continues after the failure.
     execute_with(&backend, &program, &endpoints, &[], DEFAULT, &[], false).unwrap().wait().unwrap();
     copy(&backend, &dst[1], &src[1], DEFAULT).wait().unwrap();
     assert_eq!(dst[1].content(), src[1].content());
@@ -573,7 +574,7 @@ fn verification_finds_the_first_byte_that_a_program_gets_wrong() {
 fn a_panic_in_an_operation_fails_its_execution_alone() {
     let backend = HostBackend::new(2, 1);
     let (src, dst) = (Buffer::new(&backend, GPU0, &pattern(9, 100)), Buffer::new(&backend, GPU1, &[0; 100]));
-    // The program has one transfer and the execution none, so the first operation indexes out of bounds.
+    // The program has one transfer but the execution has none, so the first operation uses an index out of bounds.
     for _ in 0..50 {
         let completion = execute_with(&backend, &one_copy(100), &[], &[], DEFAULT, &[], false).unwrap();
         match completion.wait() {
@@ -600,7 +601,7 @@ fn a_panic_in_a_host_function_stops_nothing() {
     assert_eq!(record.entries(), (0..10).collect::<Vec<_>>());
 }
 
-// Size and number.
+// Tests of size and number.
 
 #[test]
 fn a_million_executions_in_a_row_need_no_stack() {
@@ -628,7 +629,7 @@ fn a_million_waits_in_a_row_need_no_stack() {
     let event = backend.create_event().unwrap();
     let gate = Gate::close(&backend, a);
     for i in 0..1_000_000 {
-        // Alternately, so that the chain of waits passes through both streams.
+        // The direction alternates, so that the chain of waits passes through both streams.
         let (from, to) = if i % 2 == 0 { (a, b) } else { (b, a) };
         backend.record_event(event, from).unwrap();
         backend.stream_wait_event(to, event).unwrap();
@@ -665,7 +666,7 @@ fn many_threads_share_streams_and_staging() {
     let backend = HostBackend::new(4, 1);
     let streams: Vec<_> = (0..4).map(|_| stream(&backend)).chain([DEFAULT]).collect();
     let staging = Buffer::new(&backend, GPU1, &[0; 4 * 4 * 512]);
-    // Completion of the last execution that used the staging memory. The next execution waits for it, as with the engine.
+    // Completion of the last execution that used the staging memory. The next execution waits for it, as executions of plans do.
     let last: Mutex<Option<Completion>> = Mutex::new(None);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -725,14 +726,14 @@ fn streams_and_events_may_come_and_go_while_others_work() {
     assert_eq!(backend.stream_count(GPU0), 0);
 }
 
-// Memory.
+// Tests of memory.
 
 #[test]
 fn synchronize_waits_for_the_work_of_streams_that_are_being_destroyed() {
     const THREADS: usize = 8;
     const ROUNDS: usize = 4000;
     let backend = HostBackend::new(1, 1);
-    // For each round of each thread, true if its work is enqueued, and true if it has finished.
+    // For each round of each thread: true if its work is enqueued, and true if its work has finished.
     let flags = || Arc::<[AtomicBool]>::from_iter((0..THREADS * ROUNDS).map(|_| AtomicBool::new(false)));
     let (enqueued, finished) = (flags(), flags());
     let seen = |flags: &[AtomicBool]| flags.iter().map(|flag| flag.load(Ordering::Acquire)).collect::<Vec<bool>>();
@@ -742,7 +743,7 @@ fn synchronize_waits_for_the_work_of_streams_that_are_being_destroyed() {
             scope.spawn(move || {
                 for round in thread * ROUNDS..(thread + 1) * ROUNDS {
                     let (stream, finished) = (stream(backend), Arc::clone(finished));
-                    // Long enough for the stream to be destroyed in the meantime.
+                    // The work takes long enough for the stream to be destroyed meanwhile.
                     let work = move || {
                         std::thread::sleep(std::time::Duration::from_millis(1));
                         finished[round].store(true, Ordering::Release);

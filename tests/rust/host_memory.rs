@@ -1,8 +1,8 @@
-//! Tests pages of host memory: resident, on the right NUMA nodes, and touched by permitted threads.
+//! Tests pages of host memory: that they are resident, that they are on the right NUMA nodes, and that only permitted CPUs touch them.
 
 use super::*;
 
-/// Returns for each page of a range whether it is resident.
+/// Returns one value for each page of a range: true if the page is resident.
 fn resident(base: usize, bytes: usize) -> io::Result<Vec<bool>> {
     let mut pages = vec![0_u8; bytes.div_ceil(page_bytes())];
     // SAFETY: the system checks the range; the output has a byte for each page.
@@ -26,7 +26,7 @@ fn pages_are_zero_resident_and_aligned_and_go_away() {
         content(&mut pages).fill(0xa5);
         assert!(content(&mut pages).iter().all(|byte| *byte == 0xa5), "{bytes}");
     }
-    // Larger than any mapping of other threads of the test program, so that none receives the whole range in the meantime.
+    // The range is larger than any mapping of other threads of this test program, so that no other mapping takes its place meanwhile.
     let pages = HostPages::map(1 << 30, 2 << 20, page_bytes()).expect("address space");
     let (base, bytes) = (pages.base(), pages.bytes());
     assert!(resident(base, bytes).expect("mapped").iter().all(|there| !there), "pages that nobody has touched");
@@ -64,7 +64,7 @@ fn the_calling_thread_keeps_its_cpus_and_a_bound_one_uses_no_others() {
     assert!(!before.is_empty());
     drop(HostPages::new(9 << 20, None).expect("memory"));
     assert_eq!(allowed_cpus(), before);
-    // A separate thread, bound to the last CPU of this process: the threads that it starts may use no other.
+    // A separate thread is bound to the last CPU of this process. The threads that it starts must not use another CPU.
     let last = *before.last().expect("some CPU");
     std::thread::spawn(move || {
         stay_on(&[last]);
@@ -95,7 +95,7 @@ fn nodes_without_cpus_are_none_and_the_order_is_that_of_the_numbers() {
     let found = nodes(&folder);
     std::fs::remove_dir_all(&folder).expect("the folder was the test's own");
     assert_eq!(found, [(0, vec![0, 1, 4, 5]), (1, vec![2, 3]), (10, vec![6, 7])]);
-    // The process is bound to CPUs of two of the three nodes.
+    // The process is bound to CPUs of two of the three NUMA nodes.
     assert_eq!(group(&[1, 6, 7], &found), [(0, vec![1]), (10, vec![6, 7])]);
     assert_eq!(group(&[1, 6, 7], &[]), [(0, vec![1, 6, 7])]);
     assert_eq!(group(&[], &found), []);
@@ -136,7 +136,7 @@ fn a_thread_goes_to_the_node_of_a_page_that_is_there_and_stays_otherwise() {
     let Some(node) = node_of(pages.base() as u64 + 5) else { return println!("the system does not say where pages are") };
     let cpus = allowed_cpus();
     let (first, last) = (cpus[0], cpus[cpus.len() - 1]);
-    // A machine of two nodes from the thread's view. A separate thread is used because it is bound.
+    // A separate thread, which can be bound to CPUs, makes the machine appear to have two NUMA nodes.
     let bound = |groups: Vec<(u32, Vec<usize>)>, address: u64| {
         let go = move || {
             NearMemory { groups, node: None }.go_to(address);

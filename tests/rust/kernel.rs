@@ -1,13 +1,13 @@
-//! Compares the CPU build of the fused copy kernel with a plain copy.
+//! Compares the fused copy kernel, compiled for the CPU, with plain copies.
 
 use mpgpu_devices::host::kernel::{Grid, Segment, copy_segments};
 use proptest::prelude::*;
 
 const CANARY: u8 = 0xa5;
-/// Distance between two destinations, filled with canary bytes.
+/// Number of bytes between two destinations. They hold a known value that must not change.
 const MARGIN: usize = 64;
 
-/// Segment of a test: a size and the alignments of both sides.
+/// Copy segment of a test: its size, and the alignments of source and destination.
 #[derive(Copy, Clone, Debug)]
 struct Piece {
     bytes: usize,
@@ -17,7 +17,7 @@ struct Piece {
 
 /// Runs the kernel on `pieces` and compares the destinations and their surroundings with the result of a plain copy.
 fn check(pieces: &[Piece], grid: Grid) {
-    // Space for an aligned start, the requested alignment, and canaries on both sides.
+    // Number of bytes for an aligned start, the requested alignment, and guard bytes on both sides.
     let room = |bytes: usize| (bytes + 2 * MARGIN + 32).next_multiple_of(32);
     let total: usize = pieces.iter().map(|piece| room(piece.bytes)).sum();
     let mut random = 0x2545_f491u32;
@@ -90,7 +90,8 @@ proptest! {
         check(&pieces, grid);
     }
 
-    /// A launch takes 120 segments: lists near multiples of that length are divided at the right places, with and without empty segments.
+    /// Tests long lists. One launch copies at most 120 segments. Lists whose length is near a multiple of that must be divided at the right
+    /// places, with and without empty segments.
     #[test]
     fn long_lists_take_several_launches(
         count in prop::sample::select(vec![119usize, 120, 121, 239, 240, 241, 500]),

@@ -1,7 +1,8 @@
-//! Kills a peer at each of its system calls in turn while it exports, imports, copies, signals, closes and frees. A process that works with
-//! it must get a status each time, keep none of its resources, and continue with the next peer.
+//! Kills a peer process while it exports, imports, copies, signals, closes and frees memory. Each round kills it at another of its system
+//! calls. A process that works with the peer must get a status from every call, must keep none of the peer's resources, and must be able to
+//! continue with the next peer.
 //!
-//! The victim is traced by a separate process (`trace`) between the test and the victim, which shares its pipes.
+//! The killed process (victim) is traced by a separate process (`trace`), which is its parent and a child of the test.
 
 use crate::node::*;
 use crate::peer::*;
@@ -15,22 +16,22 @@ use std::time::{Duration, Instant};
 
 const BYTES: usize = 20_000;
 
-/// Marker call after which the victim's system calls are counted. Its argument is no process.
+/// System call with a special argument that marks the point from which the victim's system calls are counted.
 const MARK: (libc::c_long, u64) = (libc::SYS_getpgid, 0x6b69_6c6c);
 
-/// Order of a peer: starts counting system calls.
+/// Order of the peer protocol: starts the counting of system calls.
 pub fn mark() {
     // SAFETY: no argument is a pointer.
     unsafe { libc::syscall(MARK.0, MARK.1) };
 }
 
-/// Memory that one peer exports to the other.
+/// Memory and counter that one peer exports to the other.
 pub struct Offer {
     data: *mut u8,
     flag: *mut u64,
 }
 
-/// Order of a peer: exports memory and a counter.
+/// Order of the peer protocol: exports memory and a counter. Returns them, and their handles as text.
 pub fn offer(node: &Node) -> (Offer, String) {
     let offer = Offer { data: node.alloc(1, BYTES), flag: counters(node, 1) };
     let handles = [export(node, offer.data, BYTES), export(node, offer.flag.cast(), 8)];
@@ -42,8 +43,8 @@ pub fn take_back(node: &Node, offer: Offer) {
     node.free(offer.flag.cast());
 }
 
-/// Order of a peer: puts bytes into the other's exported memory, signals, and waits for the other's put. Returns the statuses of all calls
-/// that the end of a peer may make fail; the other calls must succeed.
+/// Order of the peer protocol: puts data into the memory that the other peer has exported, signals, and waits for the put of the other
+/// peer. Returns the status of each call that may fail because a peer has exited. All other calls must succeed.
 pub fn exchange(node: &Node, offer: Offer, theirs: [&str; 2], seed: usize) -> Vec<mp_status_t> {
     let mut statuses = Vec::new();
     let mut said = |status: mp_status_t| {
@@ -67,7 +68,7 @@ pub fn exchange(node: &Node, offer: Offer, theirs: [&str; 2], seed: usize) -> Ve
         }
         said(raise(2));
     }
-    // The other has mapped the counter once it has raised it. From then on its end is detected.
+    // The other peer has mapped this counter when it sets it. From then on its exit is detected.
     if said(wait_for(node, offer.flag, 1, 1.0)) {
         let second = signal(offer.flag, 2);
         // SAFETY: as above.
@@ -79,7 +80,7 @@ pub fn exchange(node: &Node, offer: Offer, theirs: [&str; 2], seed: usize) -> Ve
     if statuses.iter().all(|status| *status == MP_SUCCESS) {
         assert!(holds(offer.data, BYTES, 1 - seed, 0), "bytes arrived wrong");
     }
-    // The memory is freed only after the other's put.
+    // Memory must not be freed before the put of the other peer has finished.
     if !plan.is_null() {
         ok(mp_plan_destroy(plan));
     }
@@ -92,14 +93,14 @@ pub fn exchange(node: &Node, offer: Offer, theirs: [&str; 2], seed: usize) -> Ve
     statuses
 }
 
-/// Order of a peer: checks that the context still works. Pending errors about lost peers are reported first.
+/// Order of the peer protocol: checks that the context still works. Errors about lost peers that are pending are reported first.
 pub fn works(node: &Node) {
     let _ = mp_stream_synchronize(node.context, null_mut());
     node.still_works();
 }
 
-/// Runs this program again and kills it at its `kill_at`-th system call after the marker. Returns once it has ended, and prints the number
-/// of system calls if it was not killed.
+/// Order of the peer protocol: starts this program again and kills it at system call number `kill_at` after the mark. Returns when it has
+/// ended. If it was not killed, prints the number of its system calls.
 pub fn trace(kill_at: u64) {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(std::env::args().skip(1)).env_remove("SHARE_TEST_KILL_AT");
@@ -124,7 +125,7 @@ pub fn trace(kill_at: u64) {
         }
         let mut pass_on = libc::WSTOPSIG(status);
         if known.insert(thread) {
-            // The `exec` of the first thread, and the start of each other thread.
+            // The process or a thread was stopped by the first `exec` or by the start of a thread.
             pass_on = 0;
             if thread == victim {
                 // SAFETY: a stopped thread that this one traces.
@@ -132,7 +133,7 @@ pub fn trace(kill_at: u64) {
             }
         } else if pass_on == libc::SIGTRAP | 0x80 {
             pass_on = 0;
-            // `struct ptrace_syscall_info`: the kind of stop, the call's number and its first argument.
+            // The layout is that of `struct ptrace_syscall_info`: the kind of stop, the number of the call and its first argument.
             let mut info = [0_u64; 11];
             // SAFETY: as above, and an output of this size.
             unsafe { libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, thread, size_of_val(&info), &mut info) };
@@ -160,7 +161,7 @@ pub fn trace(kill_at: u64) {
     }
 }
 
-/// Returns a peer's answer if it is alive. A peer that neither answers nor exits is killed, and the test fails.
+/// Returns the answer of a peer, or `None` if the peer has exited. A peer that neither answers nor exits is killed, and the test fails.
 pub fn hear(peer: &mut Peer, order: &str) -> Option<String> {
     let process = rustix::process::Pid::from_child(&peer.process);
     let (answered, answer) = std::sync::mpsc::channel();
@@ -178,8 +179,8 @@ fn try_ask(peer: &mut Peer, order: &str) -> Option<String> {
     hear(peer, order)
 }
 
-/// Runs one round of a victim and a survivor. Returns the number of the victim's system calls if it was not killed, or `Err` if tracing is
-/// not permitted.
+/// Runs one round with a victim and a survivor. Returns the number of the victim's system calls if it was not killed, or `Err` if the
+/// system does not permit tracing.
 fn round(survivor: &mut Peer, kill_at: u64) -> Result<Option<u64>, ()> {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.env("SHARE_TEST_KILL_AT", kill_at.to_string());
@@ -217,7 +218,7 @@ fn a_peer_killed_at_any_of_its_system_calls_leaves_the_other_whole() {
             if wanted.is_none_or(|wanted| now == wanted) {
                 break now;
             }
-            // A thread detects the end of peers and closes their resources.
+            // A thread of the survivor detects exits of peers and releases their resources.
             assert!(started.elapsed() < Duration::from_secs(60), "descriptors and mappings: {now}, {wanted:?} before");
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -1,4 +1,4 @@
-//! Tests that the library's threads block the signals that the program must handle.
+//! Tests that the library's threads block all signals that the program itself must handle.
 
 use crate::node::*;
 use mpgpu::abi::*;
@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-/// Returns the signals that the calling thread blocks.
+/// Returns the numbers of the signals that the calling thread blocks.
 fn blocked() -> Vec<i32> {
     // SAFETY: an integer array, for which zero is a valid value.
     let mut mask: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -18,7 +18,8 @@ fn blocked() -> Vec<i32> {
     }
 }
 
-/// Returns the library's threads in this process, including those of other tests: their names, and their blocked signals as a bit mask.
+/// Returns the names of the library's threads in this process, each with a bit mask of the signals that it blocks. Includes threads of
+/// other tests.
 fn threads() -> Vec<(String, u64)> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("proc");
     let of = |task: std::fs::DirEntry| {
@@ -54,7 +55,8 @@ fn every_thread_of_the_library_blocks_all_signals_but_those_of_its_own_faults() 
     let never = [libc::SIGKILL, libc::SIGSTOP, 32, 33];
     let checked = || (1..65).filter(|signal| !never.contains(signal));
     let is_right = |mask: u64| checked().all(|signal| (mask >> (signal - 1) & 1 == 1) != faults.contains(&signal));
-    // A thread gets its name once it runs. The C library blocks all signals while a thread, also of other tests, starts or ends.
+    // A thread has its name only once it runs. The C library blocks all signals while a thread starts or ends, which may be a thread of
+    // another test.
     let wanted = ["mpgpu-copy", "mpgpu-signal", "mpgpu-function", "mpgpu-callback", "mpgpu-share"];
     let begun = Instant::now();
     loop {

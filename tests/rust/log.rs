@@ -1,4 +1,4 @@
-//! Tests the log callback. It applies to the whole process, so it has its own test program.
+//! Tests the log callback. A callback applies to the whole process, so this is a test program of its own.
 
 mod node;
 
@@ -15,8 +15,7 @@ fn a_context_that_is_destroyed_with_memory_left_warns_and_frees_it() {
         // SAFETY: the library passes strings, and the pointer that was set.
         let (target, message) = unsafe { (CStr::from_ptr(target).to_string_lossy(), CStr::from_ptr(message).to_string_lossy()) };
         assert!(target.starts_with("mpgpu") && user.addr() == 42);
-        // Inside the callback the library refuses to change it, because it would wait for itself.
-        // SAFETY: no pointers.
+        // Inside the callback the library refuses to change the callback, because the call would wait for itself. SAFETY: no pointers.
         assert_eq!(unsafe { mp_log_set_callback(0, None, null_mut()) }, MP_ERROR_INVALID_ARGUMENT);
         LINES.lock().expect("no panic above").push(format!("{level} {message}"));
     }

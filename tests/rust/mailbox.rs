@@ -1,4 +1,5 @@
-//! Tests the mailbox in isolation: ranks that die at any step of a match, and the lock with all schedules of shuttle.
+//! Tests the mailbox (list of unmatched messages of a rank in shared memory) alone. Ranks die at any point while they match a message. The
+//! lock is tested with all schedules of the model checker shuttle.
 
 use super::*;
 use crate::{Preparation, SlotBuffer};
@@ -7,11 +8,11 @@ use std::cell::Cell;
 use std::ops::Deref;
 
 thread_local! {
-    /// Number of steps after which this thread dies.
+    /// Number of memory accesses after which this thread dies; `None` if it must not die.
     static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Panic value of a dying rank.
+/// Panic payload of a rank that dies.
 struct Death;
 
 pub(crate) fn mortal() {
@@ -26,7 +27,7 @@ pub(super) fn is_dead() -> bool {
     LEFT.get() == Some(0) && std::thread::panicking()
 }
 
-/// Runs `work` until the rank dies after `steps` steps. Returns true if it died.
+/// Runs `work`, and lets the rank die after `steps` accesses of the mailbox. Returns true if it died.
 fn dies_after(steps: u32, work: impl FnOnce()) -> bool {
     LEFT.set(Some(steps));
     let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err();
@@ -36,7 +37,7 @@ fn dies_after(steps: u32, work: impl FnOnce()) -> bool {
 
 const CAPACITY: Capacity = Capacity { ranks: 3, operations: 4, messages: 8 };
 
-/// Memory of a mailbox.
+/// Memory of one rank's mailbox.
 struct Memory(*mut u8);
 
 impl Memory {
@@ -67,7 +68,7 @@ impl Drop for Memory {
     }
 }
 
-/// Mailboxes of all ranks as each rank sees them, and their memory.
+/// The mailboxes of all ranks, as each rank maps them, with their memory.
 struct Ranks {
     seen: Vec<Mailboxes>,
     _memory: Vec<Memory>,
@@ -110,7 +111,8 @@ fn words(list: &List<'_>) -> Vec<u64> {
     (0..list.length()).map(|at| list.entry(at).slot.load(Ordering::Relaxed)).collect()
 }
 
-/// Checks the whole mailbox of rank 0: each slot is exactly where its state says, in order, and matches are mutual.
+/// Checks the whole mailbox of rank 0: each slot is in exactly the list that its state requires, lists are in order, and matches are
+/// mutual.
 fn check(all: &[Mailboxes], is_gone: IsGone<'_>) {
     let mailbox = all[0].lock(0, is_gone).expect("unlocked");
     let (posted, unexpected) = (words(&mailbox.posted()), words(&mailbox.unexpected()));
@@ -140,7 +142,7 @@ fn check(all: &[Mailboxes], is_gone: IsGone<'_>) {
     assert_eq!(unexpected, expected.iter().map(|(_, word)| *word).collect::<Vec<_>>());
 }
 
-/// Kills rank 1 at every step of a send with this tag to a mailbox with various waiting operations.
+/// Kills rank 1 at every point of a send with this tag and size. Rank 0's mailbox holds various waiting operations.
 fn a_sender_dies(tag: u64, bytes: u64) -> u32 {
     for steps in 0.. {
         let all = ranks(3);
@@ -159,7 +161,7 @@ fn a_sender_dies(tag: u64, bytes: u64) -> u32 {
         assert_eq!(send(&all[2], 1, 0, 9, 5, &nobody), Posted::Queued);
         let died = dies_after(steps, || assert_ne!(send(&all[1], 1, 0, tag, bytes, &nobody), Posted::Full));
         check(&all, &is_gone);
-        // The other ranks continue.
+        // The other ranks continue to work.
         all[0].forget(1, |receive| receive.peer() == Some(1), &is_gone);
         check(&all, &is_gone);
         let first = all[0].own(0).state() == SlotState::Queued;
@@ -176,14 +178,16 @@ fn a_sender_dies(tag: u64, bytes: u64) -> u32 {
 
 #[test]
 fn a_sender_that_dies_at_any_step_leaves_the_mailbox_whole() {
-    // The send matches the first receive; truncates one and matches a later one; only truncates; matches none.
+    // The four sends: one matches the first receive; one is too long for a receive and matches a later one; one is too long for the only
+    // matching receive; one matches no receive.
     for (tag, bytes) in [(1, 5), (2, 50), (2, 500), (16, 5)] {
         let steps = a_sender_dies(tag, bytes);
         assert!(steps > 3, "{steps} steps");
     }
 }
 
-/// Another process may write anything to the mailbox. It must not make a call of this process panic, access other memory, or never return.
+/// Tests damaged mailboxes. Another process may write anything into a mailbox. This must not make a call of this process panic, access
+/// other memory, or never return.
 #[test]
 fn damaged_memory_does_no_harm_to_others() {
     let mut state = 1u64;
@@ -228,7 +232,7 @@ fn damaged_memory_does_no_harm_to_others() {
                 }
                 _ => all[1].close(&is_gone),
             }
-            // As if the holder of the lock had exited: the lists are rebuilt from the slots.
+            // The holder of the lock appears to have exited, so the lists are rebuilt from the slots.
             all[1].header(1).lock.store([0, 1, 1000][(random() % 3) as usize], Ordering::Relaxed);
             assert!(all[1].envelope(all[1].own(slot)).source < 2);
             drop(all[1].own(slot).text());
@@ -255,7 +259,7 @@ fn whoever_waits_for_a_stream_is_let_go_and_knows_that_it_has_not_come() {
 #[test]
 fn a_mailbox_that_stays_locked_is_given_up() {
     let all = ranks(2);
-    // Held apparently by the rank itself, and by another live rank.
+    // The lock appears to be held by the rank itself, and then by another rank that is alive.
     for holder in [2, 1] {
         all[1].header(0).lock.store(holder, Ordering::Relaxed);
         assert_eq!(send(&all[1], 0, 0, 1, 5, &nobody), Posted::Stuck);
@@ -265,9 +269,8 @@ fn a_mailbox_that_stays_locked_is_given_up() {
     }
 }
 
-/// Kills rank 0 at every step of a receive that finds a message, or of closing its mailbox. The sender then cancels its message, or learns
-/// that it has matched.
-/// has matched.
+/// Kills rank 0 at every point of a receive that finds a message, or of closing its mailbox. The sender must then cancel its message, or
+/// find that it has matched, exactly once.
 #[test]
 fn a_send_to_a_rank_that_dies_at_any_step_is_ended_once() {
     for closes in [false, true] {
@@ -295,7 +298,7 @@ fn a_send_to_a_rank_that_dies_at_any_step_is_ended_once() {
                 state => panic!("{state:?}"),
             }
             assert!(!all[1].withdraw(0, 0, SlotStatus::PeerGone, &is_gone), "it has ended");
-            // This mailbox must not end a slot that is now used for another rank.
+            // This slot is now used for another rank, so closing the mailbox must not cancel it.
             prepare(&all[1], 0, true, Some(1), 7, u64::MAX, 5);
             assert_eq!(all[1].send(1, 0, &is_gone), Posted::Queued);
             assert!(!all[1].withdraw(0, 0, SlotStatus::PeerGone, &is_gone));
@@ -337,7 +340,7 @@ mod models {
             assert_eq!(moved, 4, "{posted:?}");
             check(&all, &nobody);
             for rank in [1, 2] {
-                // Messages are received in the order of their sends.
+                // Messages are received in the order in which they were sent.
                 let partner = |slot| all[rank].own(slot).partner().unwrap().slot;
                 assert_eq!((partner(0) % 2, partner(1) % 2), (0, 1));
             }

@@ -1,6 +1,6 @@
-//! Tests the library through its public Rust and C interfaces. They are one program, because each separate program would link the whole
-//! library again, and once more for every sanitizer. Tests that change the whole process (`log.rs`) or are not possible with sanitizers
-//! (`no_memory.rs`) are separate programs.
+//! Tests the library through its public Rust and C interfaces. All tests are one program, because each separate program would link the
+//! whole library again, and once more for every sanitizer. Tests that change the whole process (`log.rs`) or are not possible with
+//! sanitizers (`no_memory.rs`) are separate programs.
 
 mod abi;
 mod abi_campaign;

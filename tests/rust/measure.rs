@@ -1,5 +1,5 @@
-//! Tests `tests/gpu/measure`, which runs unattended on machines with limited GPU time: with programs that simulate GPUs, with one that
-//! fails, with one that hangs, and with the real command on the host backend.
+//! Tests the script `tests/gpu/measure`, which runs unattended on machines with limited GPU time. The script is run with programs that
+//! simulate results of GPUs, with a program that fails, with one that hangs, and with the real command on the host backend.
 
 use serde_json::{Value, json};
 use std::fs;
@@ -33,7 +33,7 @@ fn line<'a>(text: &'a str, start: &str) -> &'a str {
     text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("no line of {start} in\n{text}"))
 }
 
-/// Returns a report of `mpgpu bench` on GPUs.
+/// Returns a report as `mpgpu bench` prints it on GPUs, with these results.
 fn report(results: Value) -> String {
     json!({
         "context": { "backend": "cuda", "topology": { "description": "2 x H200" } },
@@ -55,7 +55,7 @@ fn figures_are_held_against_the_goals_and_a_failing_step_stops_no_other() {
     let folder = folder("measure-goals");
     let programs = folder.join("programs");
     script(&programs.join("gpu"), "echo 'test result: ok. 31 passed; 0 failed'");
-    // Prints the prepared answer for a case, and fails if there is none.
+    // This program prints the prepared answer for a case, and fails if there is none.
     let answers = folder.join("answers");
     fs::create_dir_all(&answers).expect("created");
     script(
@@ -96,7 +96,7 @@ fn figures_are_held_against_the_goals_and_a_failing_step_stops_no_other() {
     assert_eq!(verdict("GPU to GPU, 1 GiB"), "aim reached");
     assert_eq!(verdict("GPU to GPU, 64 MiB"), "reached");
     assert_eq!(verdict("GPU to GPU, 256 MiB"), "not measured");
-    // 1.5 us slower, with 1 us permitted.
+    // The result is 1.5 us slower than the goal, and 1 us is permitted.
     assert_eq!(verdict("GPU to GPU, up to 16 MiB"), "MISSED");
     assert_eq!(verdict("new addresses"), "MISSED");
     assert_eq!(verdict("  graphs instantiated anew"), "aim reached");
@@ -110,7 +110,7 @@ fn figures_are_held_against_the_goals_and_a_failing_step_stops_no_other() {
     assert!(line(&text, "jacobi").contains("left out"), "{text}");
     assert_eq!((line(&text, "driver"), line(&text, "machine")), ("driver: 580.1", "machine: 2 x H200"));
 
-    // Repeats the evaluation from the logs only.
+    // The evaluation is repeated from the logs alone.
     let again = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gpu/measure"));
     let again = { again }.arg("--summary").arg(folder.join("logs")).output().expect("it starts");
     assert!(again.status.success() && text.ends_with(&String::from_utf8(again.stdout).expect("UTF-8")), "{text}");

@@ -1,5 +1,5 @@
-//! Tests ranks that meet at a socket: existing files are not changed, other processes are neither admitted nor believed, and exited ranks
-//! are detected.
+//! Tests ranks that connect to each other through a socket to form a node. Existing files at its path are not changed, processes that are
+//! no ranks are rejected, and exits of ranks are detected.
 
 use crate::node_plans::context;
 use crate::peer::Peer;
@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Upper limit for errors that are detected immediately: far more than they take, and less than ranks wait for each other.
+/// Time limit for errors that must be detected immediately. It is much longer than the detection takes, and shorter than the time for which
+/// ranks wait for each other.
 const AT_ONCE: Duration = Duration::from_secs(30);
 
-/// User that exists on every system and owns no files.
+/// Number of a user that exists on every system and owns no files.
 const NOBODY: u32 = 65534;
 
 pub fn free_path(name: &str) -> PathBuf {
@@ -26,7 +27,7 @@ fn rank(rank: u32, ranks: u32, path: &Path) -> Result<Arc<NodeGroup>, Error> {
     NodeGroup::at_socket(&context("beluga", Some(vec![rank % 4])), rank, ranks, path, &[]).map(Arc::new)
 }
 
-/// Checks that all ranks refuse an existing file at the path immediately, and name it.
+/// Checks that all ranks immediately refuse to use an existing file at the path, and that the error names the file.
 fn is_refused(path: &Path, ranks: &[(u32, u32)], expected: &str) {
     for (number, ranks) in ranks {
         let begin = Instant::now();
@@ -49,17 +50,17 @@ fn what_lies_at_the_path_of_a_meeting_is_left_alone() {
     is_refused(&link, &everybody, "in use by a file that is not a socket");
     is_refused(&folder, &everybody, "in use by a file that is not a socket");
     assert_eq!(std::fs::read_to_string(&link).expect("it is there"), "results");
-    // A process listens at the socket.
+    // Another process listens at the socket.
     let listener = UnixListener::bind(&left).expect("a socket");
     is_refused(&left, &[(0, 1), (0, 2)], &format!("process {} listens there", std::process::id()));
     UnixStream::connect(&left).expect("it is still there");
     drop(listener);
-    // No process listens, and the socket belongs to another user.
+    // No process listens at the socket, and it belongs to another user.
     if std::os::unix::fs::chown(&left, Some(NOBODY), None).is_ok() {
         is_refused(&left, &everybody, "it is a socket of user 65534");
         std::os::unix::fs::chown(&left, Some(0), None).expect("it is there");
     }
-    // An abandoned socket of this user is replaced.
+    // A socket of this user at which no process listens is replaced.
     rank(0, 1, &left).expect("a node");
     assert!(!left.exists(), "the meeting has left something");
     [file, link].iter().for_each(|path| std::fs::remove_file(path).expect("it is there"));
@@ -77,7 +78,7 @@ fn a_file_that_has_taken_the_place_of_the_socket_stays() {
         std::fs::remove_file(&path).expect("the socket");
         std::fs::write(&path, "results").expect("a file");
         greet(&mut second, 1, 2);
-        // The rank joins, and is told that its number is invalid.
+        // The rank connects, and is notified that its number is invalid.
         drop(second);
         first.join().expect("no panic").expect_err("it has gone");
     });
@@ -96,7 +97,7 @@ fn a_rank_that_does_not_exist_is_refused_at_once() {
     assert!(!path.exists());
 }
 
-/// Connects as soon as a process listens.
+/// Connects to the socket as soon as a process listens there.
 fn connected(path: &Path) -> UnixStream {
     loop {
         if let Ok(stream) = UnixStream::connect(path) {
@@ -106,7 +107,7 @@ fn connected(path: &Path) -> UnixStream {
     }
 }
 
-/// Sends the first message of a rank.
+/// Sends the first message of a rank to the process that listens.
 fn greet(stream: &mut UnixStream, rank: u32, ranks: u32) {
     stream.write_all(&[b"mpgpu-r1".as_slice(), &rank.to_le_bytes(), &ranks.to_le_bytes()].concat()).expect("it listens");
 }
@@ -180,8 +181,8 @@ fn a_rank_that_has_ended_is_noticed_though_its_child_lives() {
     assert!(error.contains("rank 1 has gone") && error.contains("create the node again"), "{error}");
 }
 
-/// Runs `work` on a socket in a child of another user, and returns the output of the child, or `None` if this process may not change the
-/// user. The child makes only system calls, because other threads of this program may hold locks.
+/// Calls `work` with a socket in a child process of another user. Returns the child's process ID and its output, or `None` if this process
+/// may not change the user. The child makes only system calls, because other threads of this program may hold locks.
 fn as_nobody(work: impl FnOnce(&rustix::fd::OwnedFd) -> Option<Vec<u8>>) -> Option<(libc::pid_t, std::io::PipeReader)> {
     if !rustix::process::geteuid().is_root() {
         return None;
@@ -203,8 +204,8 @@ fn as_nobody(work: impl FnOnce(&rustix::fd::OwnedFd) -> Option<Vec<u8>>) -> Opti
     Some((child, reader))
 }
 
-/// Returns true if this process runs only the named test. Otherwise runs it in a separate process, because children of other tests would
-/// inherit its connections, which would then stay open.
+/// True if this process runs only the named test. Otherwise runs the test in a separate process and returns false. Children of other tests
+/// in this process would inherit its connections, which would then stay open.
 fn is_alone(name: &str) -> bool {
     const ALONE: &str = "MEETING_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -280,7 +281,7 @@ fn a_rank_of_another_user_is_not_let_in() {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).expect("a socket of this user");
         let stranger = as_nobody(|socket| {
             rustix::net::connect(socket, &address).ok()?;
-            // The connection may be closed before, or here.
+            // The connection may be closed before this call, or by it.
             let _ = rustix::net::send(socket, &greeting, SendFlags::NOSIGNAL);
             let mut heard = [0; 4096];
             let heard = rustix::net::recv(socket, &mut heard[..], rustix::net::RecvFlags::empty()).map_or(0, |(bytes, _)| bytes);

@@ -1,4 +1,5 @@
-//! Tests staged plans in captured streams with the driver double: their graphs have separate staging memory.
+//! Tests plans with staging memory in captured streams: each captured graph has separate staging memory. Uses the driver double (simulated
+//! CUDA driver).
 
 use super::double::{self, Held, calls, held, node, without_of};
 use super::driver::{CUgraph, CUgraphExec, Driver, code};
@@ -16,12 +17,12 @@ use std::sync::Arc;
 const GPU0: DeviceId = DeviceId::gpu(0);
 const BYTES: u64 = 10_000;
 
-/// Returns a driver for this test only, because all contexts of a driver share the staging memory of destroyed graphs.
+/// Returns a driver double for this test only, because all contexts of a driver share the staging memory of destroyed graphs.
 fn driver() -> &'static Driver {
     without_of(double::whole(), "cuMemcpyBatchAsync")
 }
 
-/// Captured graph with its exec.
+/// Captured graph and the executable graph that was instantiated from it.
 struct Captured {
     driver: &'static Driver,
     graph: CUgraph,
@@ -29,7 +30,7 @@ struct Captured {
 }
 
 impl Captured {
-    /// Ends the capture of all streams.
+    /// Ends the capture of all streams and returns the graph, instantiated.
     fn end(driver: &'static Driver) -> Captured {
         let (graph, mut exec) = (double::captured(), null_mut());
         let instantiate = driver.cuGraphInstantiateWithFlags.expect("it has graphs");
@@ -51,7 +52,7 @@ impl Drop for Captured {
     }
 }
 
-/// Returns a program that copies through a slot on each of these devices in sequence.
+/// Returns a program that copies data through a staging slot on each of these devices, one after the other.
 fn through(devices: &[DeviceId]) -> Arc<Program> {
     let slot = |ring: usize| Place::Slot { ring: RingId(ring as u32), slot: 0 };
     let mut places = vec![Place::Source { transfer: 0, offset: 0 }];
@@ -75,7 +76,7 @@ fn through(devices: &[DeviceId]) -> Arc<Program> {
     Arc::new(program)
 }
 
-/// Allocates memory of another library, which no context frees.
+/// Allocates memory of another library. No context frees it.
 fn foreign() -> [u64; 2] {
     [0, 1].map(|gpu| node(|node| node.give(BYTES as usize, Some(gpu))).expect("memory"))
 }
@@ -84,7 +85,7 @@ fn give_back(memory: [u64; 2]) {
     memory.into_iter().for_each(|address| assert_eq!(node(|node| node.take(address, true)), 0));
 }
 
-/// Enqueues a program without its own staging memory.
+/// Enqueues a program without giving it staging memory, so that the backend must provide it.
 fn submit(backend: &CudaBackend, program: &Arc<Program>, [src, dst]: [u64; 2], stream: StreamHandle) -> Result<bool, BackendError> {
     let endpoints: Arc<[Endpoints]> = Arc::new([Endpoints { dst, src }]);
     let rings: Arc<[u64]> = program.rings.iter().map(|_| 0).collect();
@@ -105,7 +106,8 @@ fn a_captured_plan_stages_in_memory_of_its_graph_which_outlives_the_context() {
     let graph = Captured::end(driver);
     let with_graph = held().memory;
     drop(backend);
-    // Both ends, and a block on each of three devices: two rings of GPU 1 are in one block.
+    // The five allocations are the source, the destination, and a staging block on each of three devices. Two rings of GPU 1 are in one
+    // block.
     assert_eq!((with_graph, held().memory), (5, 5));
     for seed in [1, 2, 3] {
         write(ends[0], BYTES as usize, seed);
@@ -116,7 +118,7 @@ fn a_captured_plan_stages_in_memory_of_its_graph_which_outlives_the_context() {
     let before = freed();
     drop(graph);
     assert_eq!((freed(), held().memory), (before, 5), "a destructor of a user object must not call the driver");
-    // The next capture that needs as much memory uses it.
+    // The next capture that needs as much staging memory reuses that of the destroyed graph.
     let backend = CudaBackend::on(driver, 2).expect("the double has GPUs");
     let stream = backend.create_stream(GPU0).expect("a stream");
     let one = backend.allocate(GPU0, 1).expect("memory");

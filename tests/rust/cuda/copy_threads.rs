@@ -1,6 +1,6 @@
-//! Tests pageable copies in streams that wait for each other, from one thread and from many, with a driver double whose queues are ordered.
-//! In any order of the streams, copy threads must never wait for later work. Random programs also run on the host backend, where copies
-//! share the rings of relays.
+//! Tests copies of pageable memory in streams that wait for each other, enqueued by one thread and by many. Uses a driver double (simulated
+//! CUDA driver) whose streams execute their work in order. Copy threads must never wait for work that is enqueued later, in whatever order
+//! the streams run. Random programs also run on the host backend, where copies share staging rings on relay GPUs.
 //!
 //! `TEST_PROGRAMS` sets the number of random programs, and `TEST_SEED` the first seed.
 
@@ -23,7 +23,8 @@ use std::time::Duration;
 const GPUS: [DeviceId; 2] = [DeviceId::gpu(0), DeviceId::gpu(1)];
 const BYTES: usize = (1 << 20) + 4099;
 
-/// Creates a context with this number of copy threads. The planner assumes that they are fast, so that it uses even a few.
+/// Creates a context with `threads` copy threads. The planner assumes that the threads are fast, so that it uses them even if there are
+/// few.
 fn context(threads: u32, staging_bytes: u64) -> Context {
     double::start(2, true);
     node(|node| node.room = Some(100_000));
@@ -49,7 +50,7 @@ fn nothing_was_stuck() {
     node(|node| assert!(node.stuck.is_empty(), "blocked for ever: {:?}", node.stuck));
 }
 
-/// Pageable memory that is copied to a GPU and back, or through two GPUs.
+/// Chain of copies: from pageable memory to a GPU and back, or through two GPUs.
 struct Trip {
     back: Vec<u8>,
     seed: usize,
@@ -64,7 +65,7 @@ impl Trip {
         trip
     }
 
-    /// Creates a trip from pageable memory through GPUs to pageable memory.
+    /// Creates a chain of copies from pageable memory through the given GPUs to pageable memory.
     fn through(context: &Context, gpus: &[DeviceId], bytes: usize, options: &PlanOptions, seed: usize) -> Trip {
         let (there, back) = (vec![0_u8; bytes], vec![0_u8; bytes]);
         let [from, to] = [&there, &back].map(|bytes| bytes.as_ptr().expose_provenance() as u64);
@@ -76,7 +77,7 @@ impl Trip {
         Trip { back, seed, plans, _there: there }
     }
 
-    /// Enqueues one of its copies.
+    /// Enqueues the copy with index `way` of this chain.
     fn go(&self, way: usize, stream: StreamHandle) {
         self.plans[way].enqueue(stream).expect("enqueued");
     }
@@ -87,7 +88,7 @@ impl Trip {
     }
 }
 
-/// Runs threads that each copy memory to a GPU and back, in every stream in turn.
+/// Starts several threads. Each copies memory to a GPU and back, in one stream after the other.
 fn many_threads(threads: usize, streams: impl FnOnce(&Context) -> Vec<StreamHandle>) {
     let context = context(3, 256 << 20);
     let streams = streams(&context);
@@ -120,7 +121,7 @@ fn threads_that_execute_in_many_streams_wait_for_none_of_each_other() {
     many_threads(8, |context| (0..5).map(|stream| context.create_stream(GPUS[stream % 2]).expect("a stream")).collect());
 }
 
-/// Makes a stream wait and then copy pageable memory. The work that ends the wait is enqueued later in another stream.
+/// Makes a stream wait and then copy pageable memory. The work that ends the wait is enqueued later, in another stream.
 fn gate(host_threads: u32, close: impl FnOnce(&Context, StreamHandle), open: impl FnOnce(&Context, StreamHandle)) {
     let context = context(host_threads, 1 << 20);
     let streams = GPUS.map(|gpu| context.create_stream(gpu).expect("a stream"));
@@ -186,7 +187,7 @@ fn raise(count: &Arc<AtomicU64>) -> Box<dyn Fn() + Send + Sync> {
     Box::new(move || _ = count.fetch_add(1, Ordering::AcqRel))
 }
 
-/// Returns a host function that blocks for at most ten seconds, so that a failing test ends.
+/// Returns a host function that blocks until `count` reaches `value`, but for at most ten seconds, so that a failing test ends.
 fn until(count: &Arc<AtomicU64>, value: u64) -> Box<dyn Fn() + Send + Sync> {
     let count = Arc::clone(count);
     Box::new(move || {
@@ -206,7 +207,8 @@ enum Link {
     Event,
 }
 
-/// Operation of a stream. The gives of a stream are counted, and a take waits for a number of another stream's gives.
+/// Operation in a stream. A `Give` increments a counter of its stream; a `Take` waits until the counter of another stream has reached a
+/// value.
 #[derive(Copy, Clone, Debug)]
 enum Do {
     Go { trip: usize, way: usize },
@@ -214,7 +216,7 @@ enum Do {
     Take { link: Link, of: usize, count: u64 },
 }
 
-/// Generator of numbers that a seed determines (SplitMix64).
+/// Generator of random numbers that are determined by a seed (SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -227,12 +229,12 @@ impl Random {
     }
 }
 
-/// Returns the operations of each stream, in order. There is a total order in which every operation follows its takes. The operations are
-/// enqueued in a different order.
+/// Returns the operations of each stream, in order. There is an order of all operations in which every operation follows those for which it
+/// waits. The operations are enqueued in a different order.
 fn program(random: &mut Random, streams: usize, trips: usize, copies: usize) -> Vec<Vec<Do>> {
     let mut program: Vec<Vec<Do>> = vec![Vec::new(); streams];
     let mut given: Vec<Vec<Link>> = vec![Vec::new(); streams];
-    // For each trip its stream, and the number of its copies so far.
+    // For each chain of copies: its stream, and the number of its copies so far.
     let mut trips: Vec<(usize, usize)> = (0..trips).map(|_| (random.below(streams), 0)).collect();
     while trips.iter().any(|(_, made)| *made < copies) {
         let stream = random.below(streams);
@@ -261,26 +263,26 @@ fn program(random: &mut Random, streams: usize, trips: usize, copies: usize) -> 
     program
 }
 
-/// Streams of a random program, with their gives.
+/// Streams of a random program, with the counters of their gives.
 struct Play<'a> {
     context: &'a Context,
     streams: Vec<StreamHandle>,
     trips: Vec<Trip>,
     counters: u64,
     counts: Vec<Arc<AtomicU64>>,
-    /// Recorded events with their stream and number.
+    /// Events that have been recorded, by stream and number.
     events: Mutex<Vec<((usize, u64), EventHandle)>>,
 }
 
 impl Play<'_> {
-    /// Enqueues the next operation of a stream. Returns false if it must wait for an event that is not yet recorded.
+    /// Enqueues the next operation of a stream. Returns false if the operation waits for an event that has not been recorded yet.
     fn enqueue(&self, of: usize, next: Do) -> bool {
         let (context, stream) = (self.context, self.streams[of]);
         let signal = |of: usize, value| [Signal { counter: self.counters + 8 * of as u64, value }];
         match next {
             Do::Go { trip, way } => self.trips[trip].go(way, stream),
             Do::Give(Link::Signal, count) => context.stream_raise_signals(stream, &signal(of, count)).expect("enqueued"),
-            // Functions of a stream run in order, so the count is that of the last one.
+            // Host functions of a stream run in order, so the counter has the value of the last one.
             Do::Give(Link::Function, count) => {
                 let own = Arc::clone(&self.counts[of]);
                 context.launch_host(stream, Box::new(move || own.store(count, Ordering::Release))).expect("enqueued");
@@ -303,7 +305,7 @@ impl Play<'_> {
         true
     }
 
-    /// Enqueues the work of all streams in a random order, concurrently with other threads that do the same.
+    /// Enqueues the work of all streams in a random order, while other threads do the same.
     fn enqueue_all(&self, lists: &[Mutex<VecDeque<Do>>], mut random: Random) {
         let mut is_empty = vec![false; lists.len()];
         while is_empty.contains(&false) {
@@ -321,7 +323,7 @@ impl Play<'_> {
     }
 }
 
-/// Lets threads enqueue a random program of trips in streams that wait for each other, and checks every byte.
+/// Lets several threads enqueue a random program in streams that wait for each other, and checks every byte.
 fn play(seed: u64, context: &Context, trips: Vec<Trip>, mut random: Random) {
     let (streams, callers) = (2 + random.below(4), 1 + random.below(4));
     let program = program(&mut random, streams, trips.len(), trips[0].plans.len());
@@ -345,7 +347,7 @@ fn play(seed: u64, context: &Context, trips: Vec<Trip>, mut random: Random) {
     play.trips.iter().for_each(Trip::check);
 }
 
-/// Plays `TEST_PROGRAMS` programs, or the default number.
+/// Calls `play` for `TEST_PROGRAMS` random programs, or for the usual number.
 fn play_many(usual: u64, on: &str, play: impl Fn(u64)) {
     let setting = |name: &str, usual| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual);
     let (seed, programs) = (setting("TEST_SEED", 1), setting("TEST_PROGRAMS", usual));
@@ -357,14 +359,14 @@ fn play_many(usual: u64, on: &str, play: impl Fn(u64)) {
 fn random_programs_whose_streams_wait_for_each_others_copies_end_and_every_byte_arrives() {
     play_many(30, "the double", |seed| {
         let mut random = Random(seed);
-        // Staging memory has room for all rings, or for those of one plan at a time.
+        // Staging memory is large enough either for the rings of all plans, or for those of one plan at a time.
         let context = context(1 + random.below(4) as u32, [256 << 20, 1 << 20][random.below(2)]);
         let trips = (0..8).map(|trip| Trip::new(&context, GPUS[trip % 2], trip)).collect();
         play(seed, &context, trips, random);
     });
 }
 
-/// Creates a context of the host backend on four GPUs that are joined pairwise, where even few bytes use several paths.
+/// Creates a context of the host backend with four GPUs that are connected in pairs, on which even small transfers use several paths.
 fn relaying_context(staging_bytes: u64) -> Context {
     let mut topology = preset("beluga").expect("a preset");
     for cost in Costs::TABLE.iter().filter(|cost| cost.unit == CostUnit::Seconds) {
@@ -375,7 +377,7 @@ fn relaying_context(staging_bytes: u64) -> Context {
     Context::with_backend(Arc::new(machine), Arc::new(HostBackend::new(4, 2)), config).expect("a context")
 }
 
-/// Runs `work` concurrently with the test, which fails if `work` has not ended after two minutes.
+/// Runs `work` in a thread, and fails if it has not ended after two minutes.
 fn ends(seed: u64, work: impl FnOnce() + Send + 'static) {
     let (sender, receiver) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
@@ -407,7 +409,8 @@ fn random_programs_whose_copies_share_the_rings_of_relays_end_on_the_host_backen
     });
 }
 
-/// Returns a program of two lanes whose copies use two slots each. A thread fills the whole of lane 1 before it reaches lane 0.
+/// Returns a program with two internal streams (lanes) whose copies use two slots each. A single copy thread would fill all of lane 1
+/// before it reaches lane 0.
 fn one_lane_after_the_other(each: u64, counts: [u32; 2]) -> Arc<Program> {
     let ring = |slots| Ring { device: DeviceId::HOST, slot_bytes: each, slots };
     let mut program = Program {

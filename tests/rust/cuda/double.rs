@@ -1,11 +1,11 @@
-//! Implements a driver double for tests on machines without a GPU.
+//! Implements a driver double, that is, a simulated CUDA driver for tests on machines without a GPU.
 //!
-//! Device memory is host memory, and copies are complete when they are enqueued, so streams and events order nothing. The double shows
-//! which functions the backend calls, how it handles their errors, and that the bytes arrive. It does not test the order. Each thread has
-//! its own node, so that tests do not affect each other, unless it [`join`]s another thread's node.
+//! Device memory is host memory, and copies are complete when they are enqueued, so streams and events order nothing. Tests with the double
+//! check which functions the backend calls, how it handles their errors, and that copies are correct. They do not check the order of work.
+//! Each thread has its own simulated node, so that tests do not affect each other, unless it [`join`]s the node of another thread.
 //!
-//! With limited queues ([`Node::room`]) a stream executes its work in order: work after an unsatisfied wait stays in the queue, and a call
-//! that finds the queue full blocks until there is space, as in the driver.
+//! If queues are limited ([`Node::room`]), a stream executes its work in order. Work after a wait that is not satisfied stays in the queue,
+//! and a call that finds the queue full blocks until there is space, as in the real driver.
 
 mod chunks;
 mod graphs;
@@ -29,106 +29,106 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// State of a node's driver, and record of the calls.
+/// Simulated driver of one node, with a record of the calls.
 #[derive(Default)]
 pub struct Node {
     pub gpus: i32,
-    /// Number of the node; 0 for a thread that has not started one.
+    /// Number of the node; 0 if the thread has not started one.
     pub number: usize,
-    /// True if GPUs have access to each other's memory.
+    /// True if the GPUs have peer access to each other's memory.
     pub peers: bool,
-    /// Ordered pairs of GPUs between which copies succeed but move nothing, as behind an IOMMU.
+    /// Ordered pairs of GPUs between which copies succeed but copy nothing, as behind an IOMMU.
     pub lossy: Vec<(i32, i32)>,
-    /// Error codes for the next calls of these functions.
+    /// Error codes that the next calls of these functions return, by name.
     pub refusals: HashMap<&'static str, Code>,
-    /// Number of calls of [`failing`] that still succeed before one fails, and its error code.
+    /// Number of calls of [`failing`] that succeed before one fails, and the error code of that one; `None` if no call must fail.
     pub failure: Option<(u32, Code)>,
-    /// Name of the call that failed.
+    /// Name of the function whose call has failed as requested.
     pub failed: Option<&'static str>,
-    /// Number of successful calls by function.
+    /// Number of successful calls of each function.
     pub calls: HashMap<&'static str, u32>,
-    /// Names of all calls of [`failing`].
+    /// Names of all functions of [`failing`] that were called, in order.
     pub asked: Vec<&'static str>,
     pub memory: BTreeMap<u64, Block>,
     pub pools: BTreeMap<usize, MemoryPool>,
-    /// Existing events. Each recording takes a microsecond, and the clocks of different GPUs differ by half a millisecond.
+    /// Events that exist. Each recording takes a microsecond, and the clocks of different GPUs differ by half a millisecond.
     pub events: HashMap<usize, Event>,
-    /// True if all streams are being captured into one graph; `captured` is a single such stream.
+    /// True if all streams are being captured into one graph. (`captured` is the only captured stream, if just one is.)
     pub capturing: bool,
     pub captured: Option<usize>,
-    /// Primary contexts with their numbers.
+    /// Number of retains of each GPU's primary context.
     retained: HashMap<i32, u64>,
-    /// Handles of objects of a reset context. The driver crashes if they are used.
+    /// Handles of objects of a context that was reset. The real driver crashes if they are used.
     gone: HashSet<usize>,
-    /// Existing streams.
+    /// Handles of the streams that exist.
     pub streams: HashSet<usize>,
-    /// Streams that synchronise with the default stream, like those of the program may.
+    /// Streams that synchronise with the default stream, as streams of the program may.
     pub blocking: HashSet<usize>,
     pub graphs: graphs::Graphs,
-    /// Launches of actions, captured or not: the argument and the number of blocks.
+    /// Launches of kernels that execute actions, captured or not: the argument, and the number of blocks.
     pub actions: Vec<(Vec<Segment>, u32)>,
-    /// Number of calls that have ended a capture with an error.
+    /// Number of calls that have invalidated a capture.
     pub captures_broken: u32,
-    /// Number of copies of memory that was opened by CUDA IPC through another GPU than that of the copy's stream.
+    /// Number of copies whose memory was opened by CUDA IPC through a GPU other than that of the copy's stream.
     pub strangers: u32,
-    /// Capacity of a stream's queue. `None`: all work is executed immediately, and nothing waits.
+    /// Number of entries that the queue of a stream can hold. If it is `None`, all work is executed immediately, and nothing waits.
     pub room: Option<usize>,
-    /// Number of calls that currently block because a queue is full or because they wait.
+    /// Number of calls that block now because a queue is full or because they wait for work.
     pub blocked: u32,
-    /// Calls that apparently block for ever.
+    /// Functions whose calls apparently block for ever.
     pub stuck: Vec<&'static str>,
     queues: HashMap<usize, VecDeque<Task>>,
-    /// Number of requested recordings of events, and those that have not yet happened.
+    /// Number of recordings of events that were requested so far, and the recordings that have not happened yet.
     recordings: u64,
     pending: HashSet<u64>,
     /// True if other processes can map memory of `cuMemAlloc`.
     pub shares: bool,
-    /// First bytes of memory that another library of the process has open by CUDA IPC, or had open before it was freed.
+    /// First addresses of memory that another library of the process has opened by CUDA IPC, even if the memory has been freed since.
     pub foreign: Vec<u64>,
-    /// Memory of the virtual memory API.
+    /// State of the virtual memory API.
     pub chunks: chunks::Chunks,
-    /// If set, GPU memory is mapped by the virtual memory API, in chunks of this size.
+    /// If this is set, GPU memory is mapped by the virtual memory API, in chunks of this size in bytes.
     pub chunk: Option<usize>,
     now: f64,
     handles: usize,
     ids: u64,
 }
 
-/// Allocation, or registered host memory.
+/// Allocation, or registered (pinned) host memory.
 pub struct Block {
     bytes: usize,
-    /// `None` for host memory.
+    /// GPU on which the memory is; `None` for host memory.
     gpu: Option<i32>,
     id: u64,
     registered: bool,
-    /// Pool from which it was allocated.
+    /// Memory pool from which the memory was allocated; `None` for memory of no pool.
     pool: Option<usize>,
-    /// Its pages, if they can be mapped again.
+    /// Pages of the memory, if they can be mapped again as memory of another process.
     pages: Option<Pages>,
-    /// True if it belongs to another process and was opened by CUDA IPC through `gpu`.
+    /// True if the memory belongs to another process and was opened by CUDA IPC through `gpu`.
     opened: bool,
-    /// True if it was mapped by the virtual memory API.
+    /// True if the memory was mapped by the virtual memory API.
     is_chunk: bool,
 }
 
-/// Pool of this process or imported. The other process is simulated by the same node.
+/// Memory pool of this process, or one that was imported. The other process is simulated by the same node.
 pub struct MemoryPool {
     gpu: i32,
-    /// Equal for a pool and its imports.
+    /// Number that identifies the pool; an imported pool has the number of the original.
     identity: u64,
     exportable: bool,
     imported: bool,
-    /// GPUs with access to it.
+    /// GPUs that may access memory of the pool.
     pub access: Vec<i32>,
 }
 
 /// Entry in the queue of a stream.
 enum Task {
-    /// Wait for a counter.
+    /// Wait until the counter at this address has reached this value.
     Counter(u64, u64),
-    /// Wait for a recording of an event, by its number.
+    /// Recording of an event, by its number.
     Recording(u64),
-    /// Host function, which may block. A separate thread runs it in its turn and reports its return.
+    /// Host function, which may block. It runs in a separate thread when its turn comes; the flag is set when it has returned.
     Function(Option<graphs::HostCall>, Arc<AtomicBool>),
     Work(Box<dyn FnOnce(&mut Node) + Send>),
 }
@@ -138,30 +138,30 @@ enum Pages {
     Imported(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
 }
 
-/// Event.
+/// State of an event.
 pub struct Event {
-    /// True if it has timestamps.
+    /// True if the event has timestamps.
     pub timed: bool,
-    /// GPU of the last recording, and its time in microseconds by that GPU's clock.
+    /// GPU of the last recording, and the time of that recording in microseconds on the clock of that GPU.
     recorded: Option<(usize, f64)>,
-    /// Number of its last recording among those of all events; 0 for none.
+    /// Number of the event's last recording, counted over all events; 0 if there was none.
     last: u64,
 }
 
 thread_local! {
     static NODE: RefCell<Arc<Mutex<Node>>> = RefCell::default();
-    /// Stack of contexts; the last one is current.
+    /// Stack of current contexts of this thread. The last entry is the current context.
     static CURRENT: RefCell<Vec<usize>> = RefCell::default();
     /// Capture mode of this thread: all unsafe calls are forbidden (0), or none (2).
     static MODE: Cell<c_uint> = const { Cell::new(0) };
 }
 
-/// Nodes by their numbers, for threads that enter one of their contexts.
+/// Nodes by number, for threads of the library that enter a context of a node.
 static STARTED_NODES: Mutex<BTreeMap<usize, Weak<Mutex<Node>>>> = Mutex::new(BTreeMap::new());
 
-/// Gives this thread a node of `gpus` GPUs.
+/// Starts a simulated node of `gpus` GPUs for this thread.
 pub fn start(gpus: i32, peers: bool) {
-    // All nodes are in one process, in which memory has unique numbers.
+    // All nodes are in one process, in which numbers of allocations are unique.
     static STARTED: AtomicU64 = AtomicU64::new(1);
     let number = STARTED.fetch_add(1, Ordering::Relaxed);
     let node = Arc::new(Mutex::new(Node { gpus, peers, number: number as usize, ids: number << 24, ..Node::default() }));
@@ -172,54 +172,54 @@ pub fn start(gpus: i32, peers: bool) {
     CURRENT.take();
 }
 
-/// Returns this thread's node, for another thread to [`join`].
+/// Returns the node of this thread, so that another thread can [`join`] it.
 pub fn share() -> Arc<Mutex<Node>> {
     NODE.with_borrow(Arc::clone)
 }
 
-/// Makes this thread part of another thread's simulated process.
+/// Makes this thread use the node of another thread, as if both were in one process.
 pub fn join(node: Arc<Mutex<Node>>) {
     NODE.set(node);
 }
 
-/// Calls `look` with this thread's node.
+/// Calls `look` with the node of this thread, and returns the result.
 pub fn node<T>(look: impl FnOnce(&mut Node) -> T) -> T {
     let node = share();
     let mut node = node.lock().unwrap_or_else(PoisonError::into_inner);
     look(&mut node)
 }
 
-/// Returns the current context, or 0 if there is none.
+/// Returns the current context of this thread, or 0 if there is none.
 fn current() -> usize {
     CURRENT.with_borrow(|current| current.last().copied().unwrap_or(0))
 }
 
-/// Returns the number of successful calls of a function.
+/// Returns the number of successful calls of a driver function.
 pub fn calls(function: &str) -> u32 {
     node(|node| node.calls.get(function).copied().unwrap_or(0))
 }
 
-/// Returns the double with batched copies.
+/// Returns the driver double, which supports batched copies.
 pub fn driver() -> &'static Driver {
     static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver { cuMemcpyBatchAsync: Some(copy_batch), ..without_batch().clone() });
     &DRIVER
 }
 
-/// Returns the double of a driver that lacks one more function.
+/// Returns a double of a driver that lacks `function`.
 pub fn without(function: &'static str) -> &'static Driver {
     without_of(driver(), function)
 }
 
-/// Returns a copy of another double that lacks one more function.
+/// Returns a copy of another double that additionally lacks `function`.
 pub fn without_of(driver: &Driver, function: &'static str) -> &'static Driver {
-    // Kept reachable for leak checks.
+    // The doubles stay reachable, so that leak checks do not report them.
     static DRIVERS: Mutex<Vec<&Driver>> = Mutex::new(Vec::new());
     let lacking = Box::leak(Box::new(driver.clone().without(function)));
     DRIVERS.lock().expect("nothing panics here").push(lacking);
     lacking
 }
 
-/// Returns the double of a driver whose streams never complete their work.
+/// Returns a double of a driver whose streams never complete their work.
 pub fn never_ready() -> &'static Driver {
     unsafe extern "C" fn busy(_: CUstream) -> Code {
         code::NOT_READY
@@ -228,7 +228,7 @@ pub fn never_ready() -> &'static Driver {
     &DRIVER
 }
 
-/// Returns the double of a driver without batched copies.
+/// Returns a double of a driver without batched copies.
 pub fn without_batch() -> &'static Driver {
     static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver {
         cuGetErrorName: name_error,
@@ -291,14 +291,14 @@ pub fn without_batch() -> &'static Driver {
     &DRIVER
 }
 
-/// Returns the double of a driver with all functions, one of whose calls fails on request.
+/// Returns a double of a driver with all functions, in which one call fails on request.
 pub fn failing() -> &'static Driver {
     static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver::counted(whole()));
     &DRIVER
 }
 
-/// Makes a call of [`failing`], unless it must fail. A call that frees a resource does so even then, because the driver reports errors of
-/// earlier work there.
+/// Makes a call of [`failing`], which fails if requested. A call that frees a resource does so even if it fails, because the real driver
+/// returns errors of earlier work from such calls.
 pub fn counted(function: &'static str, work: impl FnOnce(&Driver) -> Code) -> Code {
     node(|node| node.asked.push(function));
     let fails = node(|node| match &mut node.failure {
@@ -323,7 +323,7 @@ pub fn counted(function: &'static str, work: impl FnOnce(&Driver) -> Code) -> Co
     code
 }
 
-/// Objects of the driver that the backend holds.
+/// Number of driver objects of each kind that the backend holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     pub memory: usize,
@@ -349,7 +349,7 @@ pub fn held() -> Held {
     })
 }
 
-/// Counts a call, or refuses it on request.
+/// Counts a call of a driver function and makes it, or returns an error code if that was requested.
 fn call(function: &'static str, work: impl FnOnce(&mut Node) -> Code) -> Code {
     node(|node| {
         if let Some(code) = node.refusals.remove(function) {
@@ -363,7 +363,7 @@ fn call(function: &'static str, work: impl FnOnce(&mut Node) -> Code) -> Code {
     })
 }
 
-/// Stores a result of a driver function.
+/// Stores a result of a driver function in an output.
 fn put<T>(out: *mut T, value: T) -> Code {
     // SAFETY: the backend passes outputs that are valid for the call.
     unsafe { out.write(value) };
@@ -374,7 +374,8 @@ const INVALID_VALUE: Code = 1;
 const NO_BINARY_FOR_GPU: Code = 209;
 const CAPTURE_UNSUPPORTED: Code = 900;
 
-/// Contexts and streams are numbers that contain their GPU; contexts also contain their node.
+/// First number of a context. Contexts and streams are numbers that contain the number of their GPU; contexts also contain that of their
+/// node.
 pub const CONTEXT: usize = 1 << 32;
 const STREAM: usize = 0x10_0000;
 
@@ -425,7 +426,7 @@ unsafe extern "C" fn retain(out: *mut CUcontext, device: CUdevice) -> Code {
     })
 }
 
-/// GPUs with a retained context or with memory are active.
+/// Reports a GPU as active if its primary context is retained or if it has memory.
 unsafe extern "C" fn get_state(device: CUdevice, flags: *mut c_uint, active: *mut c_int) -> Code {
     put(flags, 0);
     node(|node| {
@@ -448,7 +449,7 @@ unsafe extern "C" fn get_current(out: *mut CUcontext) -> Code {
     put(out, with_exposed_provenance_mut(current()))
 }
 
-/// Enters a context. A thread of the library, which has no node, joins that of the context.
+/// Makes a context current. If the calling thread belongs to the library and has no node, it joins the node of the context.
 unsafe extern "C" fn push(context: CUcontext) -> Code {
     if node(|node| node.number) == 0 {
         let started = STARTED_NODES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -474,14 +475,14 @@ unsafe extern "C" fn enable_access(_: CUcontext, _: c_uint) -> Code {
 }
 
 impl Node {
-    /// Records memory that was allocated or registered.
+    /// Records memory that was allocated or registered at an address.
     pub fn insert(&mut self, address: u64, bytes: usize, gpu: Option<i32>, registered: bool) {
         self.ids += 1;
         self.memory
             .insert(address, Block { bytes, gpu, id: self.ids, registered, pool: None, pages: None, opened: false, is_chunk: false });
     }
 
-    /// Allocates memory, as another library in the process may do.
+    /// Allocates memory, as another library in the process may do. Returns its address.
     pub fn give(&mut self, bytes: usize, gpu: Option<i32>) -> Option<u64> {
         let layout = Layout::from_size_align(bytes, 256).ok().filter(|_| bytes < 1 << 40)?;
         // SAFETY: the backend asks for one byte or more.
@@ -495,7 +496,7 @@ impl Node {
         self.memory.values().filter(|block| block.registered).count()
     }
 
-    /// Frees memory that `give` has returned.
+    /// Frees memory that `give` has returned, or unregisters it.
     pub fn take(&mut self, address: u64, device: bool) -> Code {
         let Some(block) = self.memory.remove(&address).filter(|block| block.gpu.is_some() == device && !block.registered) else {
             return INVALID_VALUE;
@@ -509,7 +510,7 @@ impl Node {
         0
     }
 
-    /// Creates a pool. As in the driver, its handle may be that of a destroyed pool.
+    /// Creates a memory pool and returns its handle. As in the real driver, this may be the handle of a destroyed pool.
     pub fn new_pool(&mut self, gpu: i32, exportable: bool) -> usize {
         self.ids += 1;
         let pool = MemoryPool { gpu, identity: self.ids, exportable, imported: false, access: vec![gpu] };
@@ -522,7 +523,7 @@ impl Node {
         handle
     }
 
-    /// Allocates memory from a pool.
+    /// Allocates memory from a pool and returns its address.
     pub fn give_from(&mut self, pool: usize, bytes: usize) -> Option<u64> {
         let region = SharedRegion::new(bytes as u64).ok()?;
         let address = region.base();
@@ -530,8 +531,7 @@ impl Node {
         Some(address)
     }
 
-    /// Returns true if the current context's GPU may access the memory at an address. Like the driver, it does not consider the stream's
-    /// GPU.
+    /// True if the GPU of the current context may access the memory at an address. Like the real driver, ignores the GPU of the stream.
     fn may_enter(&self, address: u64) -> bool {
         let here = (current() / CONTEXT) as i32 - 1;
         let block = self.memory.range(..=address).next_back().filter(|(base, block)| address - **base < block.bytes as u64);
@@ -539,7 +539,7 @@ impl Node {
         pool.is_none_or(|pool| pool.access.contains(&here))
     }
 
-    /// Returns the size of the allocation that starts at an address.
+    /// Returns the size in bytes of the allocation that starts at an address.
     pub fn size_at(&self, base: u64) -> Option<usize> {
         self.memory.get(&base).map(|block| block.bytes)
     }
@@ -550,7 +550,7 @@ impl Node {
         block.gpu.filter(|_| address - base < block.bytes as u64)
     }
 
-    /// Allocates memory as another process does that exports it by CUDA IPC.
+    /// Allocates memory as another process does that exports it by CUDA IPC. Returns its address.
     pub fn give_shareable(&mut self, bytes: usize, gpu: i32) -> Option<u64> {
         let region = SharedRegion::new(bytes as u64).ok()?;
         let address = region.base();
@@ -559,7 +559,7 @@ impl Node {
         Some(address)
     }
 
-    /// Frees the allocation at an address and replaces it by another one on a GPU.
+    /// Frees the allocation at an address, and allocates memory on a GPU at the same address.
     pub fn renew(&mut self, address: u64, gpu: i32) {
         self.ids += 1;
         let id = self.ids;
@@ -573,7 +573,7 @@ impl Node {
         self.memory.insert(address, block);
     }
 
-    /// Resets a device like `cudaDeviceReset`.
+    /// Resets a device, like `cudaDeviceReset`.
     pub fn reset(&mut self, gpu: i32) {
         self.retained.remove(&gpu);
         let (streams, handles) = (std::mem::take(&mut self.streams), self.events.drain().map(|(event, _)| event).collect::<Vec<_>>());
@@ -584,13 +584,13 @@ impl Node {
             self.memory.iter().filter(|(_, block)| block.gpu == Some(gpu) && block.pages.is_none()).map(|(at, _)| *at).collect();
         memory.into_iter().for_each(|address| _ = self.take(address, true));
         self.memory.retain(|_, block| !block.registered);
-        // In the context of any GPU.
+        // Pinned memory of all GPUs' contexts.
         let pinned: Vec<u64> =
             self.memory.iter().filter(|(_, block)| block.gpu.is_none() && block.pages.is_none()).map(|(at, _)| *at).collect();
         pinned.into_iter().for_each(|address| _ = self.take(address, false));
     }
 
-    /// Records the use of a handle.
+    /// Checks that the object of a handle still exists. Records an error for `function` if it does not.
     fn touch(&mut self, handle: usize, function: &'static str) {
         if self.gone.contains(&handle) {
             self.stuck.push(function);
@@ -601,7 +601,7 @@ impl Node {
         self.capturing || self.captured == Some(stream)
     }
 
-    /// Counts a capture that a call ends with an error, if `ends` is true.
+    /// Counts an invalidated capture if `ends` is true, and returns `ends`.
     fn end_capture(&mut self, ends: bool) -> bool {
         self.captures_broken += u32::from(ends);
         ends
@@ -617,10 +617,10 @@ impl Node {
         }
     }
 
-    /// Executes all work that can be executed.
+    /// Executes all queued work that can be executed now.
     fn go_on(&mut self) {
         let mut streams: Vec<usize> = self.queues.keys().copied().collect();
-        // Repeated after each stream that has advanced, because others may have waited for it.
+        // All streams are checked again after a stream has advanced, because other streams may have waited for it.
         while let Some(stream) = streams.pop() {
             self.call_next(stream);
             while self.queues.get(&stream).and_then(VecDeque::front).is_some_and(|task| self.is_over(task)) {
@@ -633,12 +633,12 @@ impl Node {
         }
     }
 
-    /// Returns true if the last recording of an event has happened.
+    /// True if the last requested recording of an event has happened.
     fn is_recorded(&self, event: CUevent) -> bool {
         self.events.get(&event.addr()).is_none_or(|event| !self.pending.contains(&event.last))
     }
 
-    /// Calls the host function of a stream whose turn has come.
+    /// Starts the host function that is first in the queue of a stream.
     fn call_next(&mut self, stream: usize) {
         if let Some(Task::Function(call, has_returned)) = self.queues.get_mut(&stream).and_then(VecDeque::front_mut)
             && let Some(call) = call.take()
@@ -651,7 +651,7 @@ impl Node {
         }
     }
 
-    /// Returns the number of contexts on this thread's stack.
+    /// Returns the number of contexts on the stack of this thread.
     pub fn depth(&self) -> usize {
         CURRENT.with_borrow(Vec::len)
     }
@@ -662,7 +662,7 @@ impl Node {
     }
 }
 
-/// Blocks until `is_there` returns true, or for as long as a test may take.
+/// Blocks until `is_there` returns true, or for at most as long as a test may take.
 fn block(function: &'static str, mut is_there: impl FnMut(&mut Node) -> bool) -> Code {
     const TIMED_OUT: Code = 999;
     let begin = Instant::now();
@@ -752,7 +752,7 @@ unsafe extern "C" fn allocate(out: *mut CUdeviceptr, bytes: usize) -> Code {
     })
 }
 
-/// Frees memory after waiting for all work, like the driver.
+/// Frees memory after waiting for all work, like the real driver.
 unsafe extern "C" fn free(address: CUdeviceptr) -> Code {
     if unsafe_call() {
         return CAPTURE_UNSUPPORTED;
@@ -788,7 +788,7 @@ unsafe extern "C" fn unregister(address: *mut c_void) -> Code {
     })
 }
 
-/// Returns no range and no number for registered memory, like some drivers.
+/// Returns attributes of memory. Like some drivers, returns no range and no number for registered memory.
 unsafe extern "C" fn locate(count: c_uint, names: *mut c_uint, values: *mut *mut c_void, address: CUdeviceptr) -> Code {
     use CUpointer_attribute::*;
     node(|node| {
@@ -851,7 +851,7 @@ unsafe extern "C" fn get_access(out: *mut c_uint, pool: *mut c_void, location: *
     })
 }
 
-/// Refuses a pool with memory in use, for which the driver would wait.
+/// Destroys a pool. Refuses if memory of the pool is in use; the real driver would wait for it.
 unsafe extern "C" fn destroy_pool(pool: sys::CUmemoryPool) -> Code {
     call("cuMemPoolDestroy", |node| {
         let in_use = node.memory.values().any(|block| block.pool == Some(pool.addr()));
@@ -859,7 +859,7 @@ unsafe extern "C" fn destroy_pool(pool: sys::CUmemoryPool) -> Code {
     })
 }
 
-/// The descriptor is of a file that contains the pool's identity.
+/// Exports a pool as the descriptor of a file that contains the pool's number.
 unsafe extern "C" fn export_pool(out: *mut c_void, pool: sys::CUmemoryPool, _: c_uint, _: c_ulonglong) -> Code {
     call("cuMemPoolExportToShareableHandle", |node| {
         let Some(pool) = node.pools.get(&pool.addr()).filter(|pool| pool.exportable) else { return INVALID_VALUE };
@@ -886,7 +886,7 @@ unsafe extern "C" fn import_pool(out: *mut sys::CUmemoryPool, descriptor: *mut c
     })
 }
 
-/// The exported data contains the pool and the number of the allocation, so that no other allocation can be mistaken for it.
+/// Exports memory as the number of its pool and the number of the allocation, so that no other allocation can be mistaken for it.
 unsafe extern "C" fn export_pointer(out: *mut sys::CUmemPoolPtrExportData, address: CUdeviceptr) -> Code {
     call("cuMemPoolExportPointer", |node| {
         let Some(block) = node.memory.get(&address) else { return INVALID_VALUE };
@@ -898,7 +898,7 @@ unsafe extern "C" fn export_pointer(out: *mut sys::CUmemPoolPtrExportData, addre
     })
 }
 
-/// Maps the same pages again, only in the pool to which they belong.
+/// Imports memory by mapping the same pages again. Refuses if the memory belongs to another pool.
 unsafe extern "C" fn import_pointer(out: *mut CUdeviceptr, pool: sys::CUmemoryPool, data: *mut sys::CUmemPoolPtrExportData) -> Code {
     call("cuMemPoolImportPointer", |node| {
         // SAFETY: the backend passes 64 bytes that it may read.
@@ -916,7 +916,7 @@ unsafe extern "C" fn import_pointer(out: *mut CUdeviceptr, pool: sys::CUmemoryPo
     })
 }
 
-/// The exported data contains the number of the allocation.
+/// Exports memory by CUDA IPC. The handle contains the number of the allocation.
 unsafe extern "C" fn export_ipc(out: *mut sys::CUipcMemHandle, address: CUdeviceptr) -> Code {
     call("cuIpcGetMemHandle", |node| {
         let Some(block) = node.memory.get(&address).filter(|block| block.pool.is_none() && block.pages.is_some()) else {
@@ -928,7 +928,7 @@ unsafe extern "C" fn export_ipc(out: *mut sys::CUipcMemHandle, address: CUdevice
     })
 }
 
-/// Maps the same pages again, as memory of the GPU whose context is current.
+/// Opens memory by CUDA IPC: maps the same pages again, as memory of the GPU whose context is current.
 unsafe extern "C" fn open_ipc(out: *mut CUdeviceptr, handle: sys::CUipcMemHandle, _: c_uint) -> Code {
     call("cuIpcOpenMemHandle", |node| {
         let context = current();
@@ -955,7 +955,7 @@ unsafe extern "C" fn open_ipc(out: *mut CUdeviceptr, handle: sys::CUipcMemHandle
     })
 }
 
-/// Closes memory only in the context that has opened it.
+/// Closes memory that was opened by CUDA IPC. Refuses if another context has opened it.
 unsafe extern "C" fn close_ipc(base: CUdeviceptr) -> Code {
     call("cuIpcCloseMemHandle", |node| {
         let gpu = Some((current() / CONTEXT) as i32 - 1);
@@ -967,14 +967,14 @@ unsafe extern "C" fn close_ipc(base: CUdeviceptr) -> Code {
     })
 }
 
-/// Copies bytes. Refuses ranges outside known memory, and memory of a pool to which the current context's GPU has no access.
+/// Copies bytes. Refuses ranges outside of known memory, and memory of a pool that the GPU of the current context may not access.
 fn copy_bytes(node: &Node, dst: u64, src: u64, bytes: usize) -> Code {
     if !node.may_enter(dst) || !node.may_enter(src) {
         return INVALID_VALUE;
     }
     let inside = |address: u64| match node.memory.range(..=address).next_back() {
         Some((base, block)) if address - base < block.bytes as u64 => address - base + bytes as u64 <= block.bytes as u64,
-        // Pageable host memory.
+        // Memory that is not known is pageable host memory.
         _ => true,
     };
     if !inside(dst) || !inside(src) {
@@ -1021,7 +1021,7 @@ unsafe extern "C" fn copy_to_host(dst: *mut c_void, src: CUdeviceptr, bytes: usi
     call("cuMemcpyDtoHAsync", |node| copy_bytes(node, dst.expose_provenance() as u64, src, bytes))
 }
 
-/// Copies, but refuses pageable host memory.
+/// Copies bytes, but refuses pageable host memory.
 unsafe extern "C" fn copy_known(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Code {
     let known = |address: u64| {
         node(|node| node.memory.range(..=address).next_back().is_some_and(|(base, block)| address - base < block.bytes as u64))
@@ -1090,7 +1090,7 @@ unsafe extern "C" fn is_capturing(stream: CUstream, out: *mut c_uint) -> Code {
     })
 }
 
-/// Refused like on driver 580 while any stream is being captured, whatever the mode of the thread.
+/// Waits for all work of a context. Like driver 580, refuses while any stream is being captured, whatever the capture mode of the thread.
 unsafe extern "C" fn synchronize_context() -> Code {
     if node(|node| node.end_capture(node.capturing || node.captured.is_some())) {
         return CAPTURE_UNSUPPORTED;
@@ -1098,16 +1098,17 @@ unsafe extern "C" fn synchronize_context() -> Code {
     block("cuCtxSynchronize", |node| node.queues.values().all(VecDeque::is_empty))
 }
 
-/// Checks a call that may wait. A capture forbids it unless the thread's mode permits it.
+/// Checks a call that may wait. During a capture it is refused unless the capture mode of the thread permits it.
 fn unsafe_call() -> bool {
     node(|node| node.end_capture((node.capturing || node.captured.is_some()) && MODE.get() != 2))
 }
 
-/// Handles are never reused here, so each is also its stream's number. A default stream belongs to the current context.
+/// Returns the number of a stream. Handles are never reused in the double, so the handle is the number. A default stream belongs to the
+/// current context.
 unsafe extern "C" fn id_of_stream(stream: CUstream, out: *mut c_ulonglong) -> Code {
     node(|node| {
         node.touch(stream.addr(), "cuStreamGetId");
-        // Observed with driver 580 on H200.
+        // This was observed with driver 580 on H200.
         if node.end_capture(node.is_captured(stream.addr())) {
             return CAPTURE_UNSUPPORTED;
         }
@@ -1128,7 +1129,7 @@ unsafe extern "C" fn operate(stream: CUstream, count: c_uint, operations: *mut s
             let params = &*operations.add(index);
             let (wait, write) = (params.waitValue, params.writeValue);
             let is_write = params.operation == sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64;
-            // Both members have the same layout.
+            // The two members of the union have the same layout.
             if is_write {
                 (write.address, write.__bindgen_anon_1.value64, true)
             } else {
@@ -1202,7 +1203,7 @@ unsafe extern "C" fn record_event(event: CUevent, stream: CUstream) -> Code {
     if code == 0 { enqueue("cuEventRecord", stream, Task::Work(Box::new(done))) } else { code }
 }
 
-/// Refuses events of two GPUs and events without timestamps, like the driver.
+/// Returns the time between two recordings. Refuses events of different GPUs and events without timestamps, like the real driver.
 unsafe extern "C" fn elapsed(out: *mut f32, from: CUevent, to: CUevent) -> Code {
     const INVALID_HANDLE: Code = 400;
     let recorded =

@@ -1,5 +1,6 @@
-//! Simulates a driver that fails at its n-th call, for every n, in a run that plans, executes, captures, shares, waits for signals and
-//! frees. Each failure must cause an error, no crash and no leak, and the context must work afterwards.
+//! Tests failures of driver calls. The test repeats a run that plans, executes, captures, shares memory, waits for signals and frees; in
+//! the n-th repetition the n-th driver call fails. Each failure must be returned as an error, without a crash or a leak, and the context
+//! must work afterwards.
 
 use super::double::{self, Held, held, node};
 use super::driver::{Code, Driver, code};
@@ -18,7 +19,8 @@ const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
 const ENGINES: [Engine; 4] = [Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel];
 
-/// Executes two transfers in one direction and one back with one engine, twice, the second time with other addresses. Checks every byte.
+/// Executes a plan of three transfers, two in one direction and one back, twice with one engine, the second time with other addresses.
+/// Checks every byte.
 fn copies(context: &Context, stream: StreamHandle, engine: Engine, bytes: u64) -> Result<(), Error> {
     let mut ends = Vec::new();
     let mut copied = || {
@@ -50,7 +52,7 @@ fn copies(context: &Context, stream: StreamHandle, engine: Engine, bytes: u64) -
     copied.and(freed)
 }
 
-/// Uses streams, events, host functions, also captured ones, and signals.
+/// Uses streams, events, signals and host functions, also in captured streams.
 fn order(context: &Context) -> Result<(), Error> {
     let (mut streams, mut events, mut counters) = (Vec::new(), Vec::new(), Vec::new());
     let mut enqueued = || {
@@ -91,7 +93,7 @@ fn order(context: &Context) -> Result<(), Error> {
     enqueued.and(streams).and(events).and(counters)
 }
 
-/// Maps memory of a pool and of this backend in another backend.
+/// Maps memory of a pool, and memory of this backend, in a second backend.
 fn share(driver: &'static Driver) -> Result<(), Error> {
     let [exporter, importer] = [CudaBackend::on(driver, 1)?, CudaBackend::on(driver, 1)?];
     let pool = node(|node| node.new_pool(1, true));
@@ -115,13 +117,14 @@ fn share(driver: &'static Driver) -> Result<(), Error> {
     Ok(shared.and(own)?)
 }
 
-/// Makes the whole run. Each part runs even after an error of another. Returns the errors.
+/// Makes the whole run. Continues with the next part after an error of one part. Returns all errors.
 fn run(context: &Context, driver: &'static Driver, stream: StreamHandle) -> Vec<Error> {
     let copied = ENGINES.map(|engine| copies(context, stream, engine, 257)).into_iter();
     copied.chain([order(context), share(driver)]).filter_map(Result::err).collect()
 }
 
-/// Makes a run in which call `n` fails, and returns its name and the errors; `None` if there are fewer calls.
+/// Makes a run in which driver call number `n` fails. Returns the name of its function and the errors of the run, or `None` if the run has
+/// fewer calls.
 fn run_with_failure(n: u32, code: Code, verify: Verify) -> Option<(&'static str, Vec<Error>)> {
     let driver = double::failing();
     double::start(2, true);
@@ -169,7 +172,7 @@ fn whichever_call_of_the_driver_fails_nothing_is_left_behind_and_the_context_wor
         for function in ["cuMemAlloc", "cuGraphLaunch", "cuLaunchKernel", "cuMemcpyBatchAsync", "cuEventRecord"] {
             assert!(seen.contains_key(function), "{function} was never called");
         }
-        // Small batches are kernels, so the planner determines which of the two it is.
+        // Small batches are kernels, so the planner determines which of these functions is called.
         let repoints = ["cuGraphExecMemcpyNodeSetParams", "cuGraphExecKernelNodeSetParams"];
         assert!(repoints.iter().any(|function| seen.contains_key(function)), "no graph was re-pointed");
     }

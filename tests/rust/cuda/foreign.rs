@@ -1,4 +1,5 @@
-//! Tests memory that another library of the process has open by CUDA IPC, and unaffected memory, with the driver double.
+//! Tests imports of memory that another library of the process has already opened by CUDA IPC, and of other memory. Uses the driver double
+//! (simulated CUDA driver).
 
 use super::CudaBackend;
 use super::double::{self, GRANULARITY, calls, node};
@@ -23,7 +24,7 @@ fn exported(backend: &CudaBackend, base: u64) -> (Shared, Allocation) {
     (backend.export(&allocation).expect("shared"), allocation)
 }
 
-/// Lets another library open all memory that supports CUDA IPC, and keep it open.
+/// Simulates another library that opens all memory that supports CUDA IPC, and keeps it open.
 fn let_another_library_open_all() {
     node(|node| node.foreign = node.memory.keys().copied().collect());
 }
@@ -42,7 +43,7 @@ fn memory_that_another_library_has_open_is_refused_with_its_likely_owner_and_the
     {
         assert!(why.contains(part), "{part} is not in: {why}");
     }
-    // After that library has closed it.
+    // The other library has closed the memory now.
     node(|node| node.foreign.clear());
     let opened = backend.0.map(&shared, &allocation).expect("opened");
     write(base, BYTES, 3);

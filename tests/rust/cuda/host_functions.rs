@@ -1,4 +1,4 @@
-//! Tests that captured host functions belong to the graph, with the driver double.
+//! Tests that a captured host function exists as long as the graph. Uses the driver double (simulated CUDA driver).
 
 use super::CudaBackend;
 use super::double::{self, calls, node, without_of};
@@ -40,20 +40,20 @@ fn a_captured_host_function_runs_at_every_launch_and_goes_with_the_last_of_its_g
         ok(instantiate(&mut exec, graph, 0));
         (0..3).for_each(|_| ok((driver.cuGraphLaunch)(exec, null_mut())));
         assert_eq!(runs.load(Ordering::Relaxed), 3);
-        // The exec keeps the function alive.
+        // The executable graph keeps the function alive.
         ok((driver.cuGraphDestroy)(graph));
         ok((driver.cuGraphLaunch)(exec, null_mut()));
         assert_eq!((runs.load(Ordering::Relaxed), Arc::strong_count(&runs)), (4, 2));
         ok((driver.cuGraphExecDestroy)(exec));
     }
     assert_eq!((Arc::strong_count(&runs), node(|node| node.graphs.objects.len())), (1, 0));
-    // A graph that is never launched.
+    // This graph is never launched.
     node(|node| node.capturing = true);
     backend.launch_host(stream, count(&runs)).expect("captured");
     // SAFETY: as above.
     ok(unsafe { (driver.cuGraphDestroy)(double::captured()) });
     assert_eq!((runs.load(Ordering::Relaxed), Arc::strong_count(&runs)), (4, 1));
-    // Outside a capture it runs once.
+    // Outside of a capture the function runs once.
     backend.launch_host(stream, count(&runs)).expect("enqueued");
     assert_eq!((runs.load(Ordering::Relaxed), Arc::strong_count(&runs)), (5, 1));
 }

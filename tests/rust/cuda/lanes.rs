@@ -1,4 +1,5 @@
-//! Tests the streams of lanes, the order in which their operations are enqueued, and the required events.
+//! Tests the placement of a program's internal streams ("lanes") on CUDA streams, the order in which their operations are enqueued, and the
+//! events that are required.
 
 use super::super::lanes::*;
 use crate::plan::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program};
@@ -27,7 +28,7 @@ const CALLERS: fn(usize) -> Placement = |gpu| Placement { is_callers_stream: tru
 const HOME: fn(usize) -> Placement = |gpu| Placement { is_callers_stream: false, is_callers_gpu: true, gpu };
 const AWAY: fn(usize) -> Placement = |gpu| Placement { is_callers_stream: false, is_callers_gpu: false, gpu };
 
-/// Returns a program with a copy from each of four GPUs to the next.
+/// Returns a program with a copy from each of four GPUs to the next. If `also` is true, a second GPU may issue each copy.
 fn ring(also: bool) -> Program {
     let lanes: Vec<_> = (0..4).map(|gpu| (gpu, also.then_some((gpu + 1) % 4))).collect();
     program(&lanes, &[(0, &[]), (1, &[]), (2, &[]), (3, &[])])
@@ -96,7 +97,7 @@ fn a_single_lane_in_the_callers_stream_needs_no_event() {
 
 #[test]
 fn a_pipeline_forks_its_first_hop_alone_and_joins_its_second_alone() {
-    // A direct copy on lane 0; two chunks over lanes 1 and 2, the second in the slot of the first.
+    // A direct copy is on lane 0. Two chunks use lanes 1 and 2; the second chunk uses the slot of the first.
     let staged = program(&[(0, None), (0, None), (1, None)], &[(0, &[]), (1, &[]), (2, &[1]), (1, &[2]), (2, &[3])]);
     let schedule = schedule(&staged, &place(&staged, 0, true));
     assert_eq!(schedule.forks[..], [false, true, false]);
@@ -128,11 +129,11 @@ fn whatever_the_program_its_order_and_events_keep_every_dependency() {
     }
 }
 
-/// Simulates the stream executor with a schedule: every operation must start after the caller's stream and after its dependences, and the
-/// caller's stream must continue after all operations.
+/// Simulates the stream executor with a schedule. Every operation must start after the caller's stream and after the operations on which it
+/// depends, and the caller's stream must continue after all operations.
 fn check(program: &Program, placed: &[Placement], schedule: &LaneSchedule) {
     let count = program.ops.len();
-    // Predecessors of the latest work of each lane: operations, and at index `count` the start.
+    // Work that precedes the latest work of each lane: the operations, and, at index `count`, the start of the execution.
     let mut lanes = vec![vec![false; count + 1]; placed.len()];
     let mut done: Vec<Option<Vec<bool>>> = vec![None; count];
     let join = |into: &mut Vec<bool>, from: &[bool]| into.iter_mut().zip(from).for_each(|(into, from)| *into |= from);

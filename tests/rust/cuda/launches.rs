@@ -1,8 +1,9 @@
-//! Tests graph launches with a driver double that simulates time: work of a stream completes when a test says so, or when a call waits for
-//! it. A copy is made when it is launched. Unlike the double of `double`, all threads share this one, so its tests run one at a time.
+//! Tests graph launches with a driver double (simulated CUDA driver) that simulates time. Work of a stream completes when a test requests
+//! it, or when a call waits for it. A copy is made when it is launched. All threads share this double, unlike the one in `double`, so its
+//! tests run one at a time.
 //!
-//! The double checks that an exec is destroyed only after its last launch has completed, that an event is recorded only in streams of its
-//! own context, and that nothing remains after the backend is dropped.
+//! The double checks that an executable graph is destroyed only after its last launch has completed, that an event is recorded only in
+//! streams of its own context, and that no object remains after the backend is dropped.
 
 use super::driver::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUgraphNode, CUstream, Code, Driver, code};
 use super::{Backend, CudaBackend};
@@ -23,33 +24,34 @@ const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
 const INVALID_VALUE: Code = 1;
 
-/// Contexts are numbers that contain their GPU.
+/// First number of a context. Contexts are numbers that contain the number of their GPU.
 const CONTEXT: usize = 0x1000;
 
 #[derive(Default)]
 struct Clockwork {
     handles: usize,
     streams: HashMap<usize, Stream>,
-    /// Moment that each event represents, and its context.
+    /// Context of each event, and the work that the event represents; `None` if it was not recorded.
     events: HashMap<usize, (usize, Option<Moment>)>,
     graphs: HashMap<usize, Vec<Piece>>,
-    /// Execs with their copies and their last launches.
+    /// Copies of each executable graph, and its last launch.
     execs: HashMap<usize, (Vec<Piece>, Option<Moment>)>,
     waits: u32,
-    /// Stream whose queue is full: launches into it block.
+    /// Stream whose queue is full, so that launches into it block; `None` if there is none.
     full: Option<usize>,
-    /// Number of blocked launches.
+    /// Number of launches that block now.
     blocked: u32,
-    /// For each node, the nodes after which it was added, in order of addition.
+    /// Dependencies of each node: the nodes after which it was added. Nodes are in the order in which they were added.
     behind: Vec<Vec<usize>>,
-    /// Forbidden calls of the driver.
+    /// Calls that the real driver forbids.
     faults: Vec<&'static str>,
 }
 
-/// Destination, source and bytes of a copy.
+/// Destination, source and size in bytes of a copy.
 type Piece = (u64, u64, usize);
 
-/// Work of a stream up to a launch. Streams are identified by their numbers, because handles may be reused.
+/// Work of a stream up to a certain launch: number of the stream, and number of the launch. Streams have numbers, because handles may be
+/// reused.
 type Moment = (u64, u64);
 
 #[derive(Copy, Clone, Default)]
@@ -66,12 +68,12 @@ impl Clockwork {
         0x10_0000 + self.handles
     }
 
-    /// Returns the numbers of existing events and execs.
+    /// Returns the number of events and the number of executable graphs that exist.
     fn held(&self) -> (usize, usize) {
         (self.events.len(), self.execs.len())
     }
 
-    /// Returns true if the work has completed. Work of a destroyed stream continues, and completes as late as possible.
+    /// True if the work has completed. Work of a destroyed stream completes as late as possible.
     fn is_done(&self, moment: Option<Moment>) -> bool {
         let Some((number, issued)) = moment else { return true };
         self.streams.values().any(|stream| stream.number == number && stream.done >= issued)
@@ -150,7 +152,8 @@ unsafe extern "C" fn get_current(out: *mut CUcontext) -> Code {
     put(out, with_exposed_provenance_mut(CURRENT.get()))
 }
 
-/// One level is sufficient: no context is current outside the backend's calls, and inside a call the backend queries it first.
+/// Makes a context current. One level is enough: outside of the backend's calls no context is current, and the backend first queries the
+/// current one.
 unsafe extern "C" fn push(context: CUcontext) -> Code {
     CURRENT.set(context.addr());
     0
@@ -169,13 +172,13 @@ unsafe extern "C" fn get_state(_: CUdevice, flags: *mut c_uint, active: *mut c_i
     put(active, 1)
 }
 
-/// Freeing memory waits for all work.
+/// Frees memory, after waiting for all work.
 unsafe extern "C" fn free(_: CUdeviceptr) -> Code {
     clockwork().streams.values_mut().for_each(|stream| stream.done = stream.issued);
     0
 }
 
-/// All memory belongs to a GPU.
+/// Returns attributes of memory. All memory belongs to a GPU.
 unsafe extern "C" fn locate(count: c_uint, names: *mut c_uint, values: *mut *mut c_void, _: CUdeviceptr) -> Code {
     for index in 0..count as usize {
         // SAFETY: the backend passes as many names as values, each value of the attribute's type.
@@ -242,7 +245,7 @@ unsafe extern "C" fn query_event(event: CUevent) -> Code {
     }
 }
 
-/// Waits until the work has completed.
+/// Waits until the work that the event represents has completed.
 unsafe extern "C" fn synchronize_event(event: CUevent) -> Code {
     let mut clockwork = clockwork();
     let Some((_, moment)) = clockwork.events.get(&event.addr()).copied() else { return INVALID_VALUE };
@@ -269,7 +272,7 @@ fn copy_of(parameters: *const sys::CUDA_MEMCPY3D) -> Piece {
     (parameters.dstDevice, parameters.srcDevice, parameters.WidthInBytes)
 }
 
-/// Nodes are numbered from 1 in their graph.
+/// Adds a copy node to a graph. Nodes are numbered from 1.
 fn add(out: *mut CUgraphNode, graph: CUgraph, before: *const CUgraphNode, count: usize, piece: Piece) -> Code {
     let mut clockwork = clockwork();
     let Some(pieces) = clockwork.graphs.get_mut(&graph.addr()) else { return INVALID_VALUE };
@@ -291,7 +294,7 @@ unsafe extern "C" fn add_copy(
     add(out, graph, before, count, copy_of(copy))
 }
 
-/// Adds a kernel, which copies nothing here.
+/// Adds a kernel node, which copies nothing in this double.
 unsafe extern "C" fn add_kernel(
     out: *mut CUgraphNode,
     graph: CUgraph,
@@ -332,7 +335,7 @@ unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> Code {
     0
 }
 
-/// Blocks while a stream is full, at most for as long as a test may take.
+/// Blocks while the queue of a stream is full, but for at most as long as a test may take.
 fn until_there_is_room(stream: usize) {
     let begin = Instant::now();
     if clockwork().full != Some(stream) {
@@ -367,7 +370,7 @@ unsafe extern "C" fn launch(exec: CUgraphExec, stream: CUstream) -> Code {
     0
 }
 
-/// Exclusive use of the double by a test, with a backend on it. At its end nothing may remain.
+/// Exclusive use of the double by one test, with a backend on it. No object may remain when the test ends.
 struct Alone {
     _others: MutexGuard<'static, ()>,
 }
@@ -380,7 +383,7 @@ fn alone() -> (Alone, CudaBackend) {
 }
 
 impl Alone {
-    /// Must be called after the backend and the completions are dropped.
+    /// Checks that no object remains. Must be called after the backend and all completions are dropped.
     #[track_caller]
     fn nothing_is_left(self) {
         let clockwork = clockwork();
@@ -389,13 +392,13 @@ impl Alone {
     }
 }
 
-/// Creates a stream of a GPU, like another library. Destroys an existing stream with this handle.
+/// Creates a stream on a GPU, as another library does. If a stream with this handle exists, destroys it.
 fn stream(handle: usize, number: u64, gpu: usize) -> StreamHandle {
     clockwork().streams.insert(handle, Stream { number, context: CONTEXT * (gpu + 1), ..Stream::default() });
     StreamHandle(handle)
 }
 
-/// Completes this number of launches of the stream.
+/// Completes the first `launches` launches of a stream.
 fn finish(stream: StreamHandle, launches: u64) {
     if let Some(stream) = clockwork().streams.get_mut(&stream.0) {
         stream.done = launches;
@@ -404,7 +407,7 @@ fn finish(stream: StreamHandle, launches: u64) {
 
 const BYTES: usize = 64;
 
-/// Plan of two copies, which are staged through a slot or direct, with its memory.
+/// Plan of two copies, direct or through a staging slot, with its memory.
 struct Step {
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
@@ -475,7 +478,7 @@ fn a_time_loop_asks_for_two_events_and_one_exec() {
     let (step, here) = (Step::new(1), stream(0x100, 1, 0));
     let mut last = None;
     for _ in 0..100 {
-        // The previous completion is kept, as by staging memory.
+        // The completion of the previous execution is kept, as staging memory does.
         last = Some(step.execute(&backend, here));
         step.assert_arrived();
     }
@@ -505,7 +508,7 @@ fn prepared_steps_of_one_program_have_an_exec_each_as_long_as_there_is_room() {
     }
     let made = backend.graph_statistics();
     assert_eq!((made.instantiations, made.repoints, made.hits, made.misses), (3, 0, 3, 0));
-    // The ninth finds no free exec, and its execution updates the addresses of another one.
+    // The ninth execution finds no free executable graph, so it updates the addresses of another one.
     for step in &steps {
         step.prepare(&backend, here);
     }
@@ -529,14 +532,14 @@ fn a_completion_that_somebody_has_stands_for_its_own_launch_however_many_follow(
         let done: Vec<bool> = kept.iter().map(|completion| is_done(&**completion)).collect();
         assert_eq!(done, (0..5).map(|launch| launch < launches).collect::<Vec<_>>());
     }
-    // A completion that was known to be done is reused for an execution that is not done.
+    // A completion that was known to be done is reused for an execution that is not done yet.
     let again = kept[0].clone();
     drop(kept);
     assert!(again.is_known_done());
     drop(again);
     let next: Vec<Completion> = (0..4).map(|_| step.execute(&backend, here)).collect();
     assert!(next.iter().all(|completion| !completion.is_known_done() && !is_done(&**completion)));
-    // Completions outlive the backend, and the backend's objects exist as long as they do.
+    // Completions can outlive the backend, whose driver objects then exist as long as they do.
     drop((step, backend));
     assert!(!is_done(&*next[3]));
     next[3].wait().expect("it runs");
@@ -552,7 +555,7 @@ fn a_launch_that_blocks_on_a_full_queue_holds_up_no_other_of_the_same_plan() {
     step.execute(&backend, full);
     std::thread::scope(|scope| {
         clockwork().full = Some(full.0);
-        // More than there are execs: an execution without a free exec uses streams.
+        // There are more executions than executable graphs. An execution that finds no free one uses streams.
         for _ in 0..8 {
             scope.spawn(|| drop(step.execute(&backend, full)));
         }
@@ -564,12 +567,12 @@ fn a_launch_that_blocks_on_a_full_queue_holds_up_no_other_of_the_same_plan() {
         assert_eq!(backend.graph_statistics().execs, 8);
         step.execute(&backend, other);
         step.assert_arrived();
-        // Other programs replace all execs that are not being launched.
+        // Launches of other programs replace all executable graphs whose launches have completed.
         for number in 0..140 {
             Step::new(number).execute(&backend, other);
         }
         assert_eq!((backend.graph_statistics().programs, clockwork().blocked), (128, 8));
-        // With a lower limit, fewer are kept from the next new program on.
+        // After the limit is lowered, fewer graphs are kept from the next new program on.
         backend.keep_graphs(60);
         for number in 140..160 {
             Step::new(number).execute(&backend, other);
@@ -601,7 +604,7 @@ fn an_evicted_exec_lives_until_its_launch_is_done_and_its_plan_gets_another() {
         "its own exec and those of 128 programs"
     );
     assert!(!is_done(&*at_work));
-    // The most recently launched program is found; the least recently launched one was removed.
+    // The program that was launched last is still in the cache. The program that was launched least recently was removed.
     others[199].execute(&backend, there);
     assert_eq!(backend.graph_statistics().instantiations, 201);
     let again = evicted.execute(&backend, here);
@@ -620,12 +623,12 @@ fn a_stream_that_gets_the_handle_of_a_destroyed_one_is_another_stream() {
     let first = step.execute(&backend, stream(0x100, 1, 0));
     let second = step.execute_after(&backend, StreamHandle(0x100), std::slice::from_ref(&first));
     assert_eq!(clockwork().waits, 0, "work of one stream is in order");
-    // On another GPU. An event can only be recorded there in that GPU's context.
+    // The execution is on another GPU. An event can be recorded there only if it belongs to the context of that GPU.
     let third = step.execute_after(&backend, stream(0x100, 2, 1), std::slice::from_ref(&second));
     assert_eq!(clockwork().waits, 1);
     let fourth = step.execute_after(&backend, stream(0x100, 3, 0), std::slice::from_ref(&third));
     assert_eq!(clockwork().waits, 2);
-    // A stream number with the same table index as another.
+    // The number of this stream has the same index in the table as that of another stream.
     let fifth = step.execute_after(&backend, stream(0x300, 9, 1), std::slice::from_ref(&fourth));
     step.execute_after(&backend, stream(0x400, 17, 0), std::slice::from_ref(&fifth));
     step.execute(&backend, StreamHandle(0x300));
@@ -641,10 +644,10 @@ fn other_memory_at_the_same_address_gets_another_exec_and_other_addresses_the_sa
     let mut step = Step::new(5);
     let ends = |step: &Step| step.endpoints[0];
     let bind = |step: &mut Step, memory: [u64; 2], moved: bool| {
-        // With new addresses, like a plan of another request. The double does not check whose memory it is.
+        // The plan is executed at new addresses, like the plan of another request. The double does not check to whom memory belongs.
         let Endpoints { dst, src } = ends(step);
         step.endpoints = [if moved { Endpoints { dst: src, src: dst } } else { Endpoints { dst, src } }].into();
-        // Allocation numbers of the backend, so that the driver is not asked.
+        // These are numbers of allocations of the backend itself, so the driver need not be asked.
         step.kept = PlanState::of(memory.map(|id| NonZeroU64::new(id | 1 << 63)).into_iter());
         drop(step.execute(&backend, here));
         let made = backend.graph_statistics();
@@ -683,7 +686,7 @@ fn kernels_of_one_operation_are_four_chains_and_what_follows_comes_after_the_end
         drop(step.execute(&backend, here));
         std::mem::take(&mut clockwork().behind)
     };
-    // The first node is a copy; 120 segments are a kernel.
+    // The first node is a copy. 120 segments form one kernel.
     assert_eq!(behind(120), [vec![], vec![1], vec![2]]);
     assert_eq!(behind(4 * 120), [vec![], vec![1], vec![1], vec![1], vec![1], vec![2, 3, 4, 5]]);
     let many = behind(9 * 120 + 1);
@@ -699,7 +702,8 @@ fn threads_launch_plans_that_others_evict_and_drop() {
     const THREADS: usize = 6;
     const ROUNDS: usize = 200;
     let (alone, backend) = alone();
-    // More programs than are kept, so that each launch of a thread may evict a program that another thread is about to launch.
+    // There are more programs than graphs that are kept, so a launch of one thread may evict a program that another thread is about to
+    // launch.
     let shared: Vec<Arc<Step>> = (0..40).map(|number| Arc::new(Step::new(number))).collect();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {

@@ -1,4 +1,5 @@
-//! Tests waits for lost parties with the driver double: later work of such a wait reports the loss once, and other work does not.
+//! Tests waits for a peer that has exited. Work that depends on such a wait reports the loss once, and other work does not report it. Uses
+//! the driver double (simulated CUDA driver).
 
 use super::double::{self, calls};
 use super::{Backend, CudaBackend};
@@ -20,7 +21,7 @@ fn told(result: Result<(), BackendError>) {
     assert!(matches!(&result, Err(BackendError::PeerGone(text)) if text.matches("process 4711").count() == 1), "{result:?}");
 }
 
-/// Copy of one page from GPU 0 to GPU 1.
+/// Plan that copies one page from GPU 0 to GPU 1.
 struct Page {
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
@@ -44,7 +45,7 @@ impl Page {
     }
 }
 
-/// Returns a backend, and zeroed memory for counters.
+/// Creates a backend, and memory for counters that are 0.
 fn backend() -> (CudaBackend, Allocation) {
     double::start(2, true);
     let backend = CudaBackend::on(double::driver(), 1).expect("the double has GPUs");
@@ -68,7 +69,7 @@ fn what_has_come_after_a_wait_in_vain_says_so_once_and_other_streams_nothing() {
     let early = page.copy(&backend, joins);
     backend.record_event(joined, joins).expect("recorded");
     let beside = page.copy(&backend, other);
-    // Event of the caller that the library does not know.
+    // This event belongs to the caller, and the library does not know it.
     let foreign = crate::backend::EventHandle(0x7000_0000);
     for completion in [&early, &beside] {
         completion.wait().expect("nobody has gone");
@@ -92,8 +93,8 @@ fn what_has_come_after_a_wait_in_vain_says_so_once_and_other_streams_nothing() {
         backend.synchronize_stream(stream).expect("it waits for nobody");
         page.copy(&backend, stream).wait().expect("it waits for nobody");
     }
-    // A stream that waits for the event long after it has completed still reports the loss. A new stream with the handle of a destroyed one
-    // does not.
+    // A stream that waits for the event long after it has completed still reports the loss. A new stream with the handle of a destroyed
+    // stream does not.
     for _ in 0..2 {
         let late = backend.create_stream(GPU1).expect("a stream");
         backend.stream_wait_event(late, waited).expect("enqueued");
@@ -169,7 +170,7 @@ fn a_counter_that_the_living_set_back_is_raised_again_until_it_is_freed() {
         backend.stream_wait_signals(waits, &[Signal { counter: counters.base, value }], SignalWait::Operation).expect("enqueued");
     }
     backend.fail_waits(&counters, None, PEER);
-    // Another process that raises in steps only now reaches 4: the GPU may not have seen the 5 before.
+    // Another process that increments the counter reaches 4 only now: the GPU may not have seen the earlier value 5.
     backend.stream_raise_signals(raises, &[Signal { counter: counters.base, value: 4 }]).expect("enqueued");
     assert_eq!(backend.read_signal(counters.base).expect("a counter"), 4);
     assert!(backend.fail_waits_again());
@@ -229,14 +230,14 @@ fn a_captured_wait_whose_counter_is_set_back_between_launches_is_not_forgotten()
         backend.stream_wait_signals(waits, &[Signal { counter: counters.base, value }], SignalWait::Operation).expect("captured");
     }
     double::node(|node| node.capturing = false);
-    // The graph has run, a later wait checks the pending ones, and the program prepares the next launch.
+    // The graph has run. A later wait then checks the pending waits, and the program prepares the next launch.
     raise(3);
     backend.stream_wait_signals(waits, &[Signal { counter: counters.base + 8, value: 0 }], SignalWait::Operation).expect("reached");
     raise(0);
     backend.fail_waits(&counters, None, PEER);
     assert_eq!(now(), 3, "a launch of the graph would wait for ever");
     told(backend.synchronize_stream(waits));
-    // Also for each later launch.
+    // The same must hold for each later launch.
     raise(0);
     assert!(backend.fail_waits_again());
     assert_eq!(now(), 3, "the next launch of the graph would wait for ever");
@@ -350,7 +351,7 @@ fn kernels_that_wait_are_told_by_their_counter_until_its_memory_is_freed() {
     assert_eq!(backend.read_signal(gone.counter).expect("a counter"), gone.value, "a kernel that waits would wait for ever");
     told(backend.synchronize_stream(stream));
     told(backend.kernel_wait_signals(&[gone], false));
-    // Another process has not detected the loss, and the kernel has waited for its message before.
+    // Another process has not detected the loss, and the kernel has already waited for the message of that process.
     backend.raise_signal(Signal { value: 8, ..gone }).expect("a counter");
     assert!(backend.fail_waits_again());
     assert_eq!(backend.read_signal(gone.counter).expect("a counter"), gone.value);

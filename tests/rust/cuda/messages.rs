@@ -1,4 +1,5 @@
-//! Tests the number of driver calls for a small message to known memory, with the driver double.
+//! Tests the number of driver calls that a small message needs if the library knows its memory. Uses the driver double (simulated CUDA
+//! driver).
 
 use super::double::{self, node};
 use super::driver::{Current, handle};
@@ -26,7 +27,7 @@ fn rank(gpus: i32, signal_wait: Option<SignalWait>) -> (Arc<Context>, Arc<Messen
     (context, messenger)
 }
 
-/// Returns the driver calls that `work` makes.
+/// Runs `work` and counts the driver calls that it makes. Returns the result and the number of calls by name.
 fn asked<T>(work: impl FnOnce() -> T) -> (T, BTreeMap<&'static str, usize>) {
     node(|node| node.asked.clear());
     let done = work();
@@ -35,7 +36,7 @@ fn asked<T>(work: impl FnOnce() -> T) -> (T, BTreeMap<&'static str, usize>) {
     (done, calls)
 }
 
-/// Makes a receive and the matching send in a stream. Returns the calls of each in the steady state.
+/// Makes a receive and the matching send in a stream, several times. Returns the driver calls of the last receive and of the last send.
 fn steady(messenger: &Arc<Messenger>, [src, dst]: [u64; 2], stream: StreamHandle) -> [BTreeMap<&'static str, usize>; 2] {
     let mut last = None;
     for round in 0..4 {
@@ -51,7 +52,7 @@ fn steady(messenger: &Arc<Messenger>, [src, dst]: [u64; 2], stream: StreamHandle
     last.expect("some rounds")
 }
 
-/// Calls of a post, ordered by name, with their numbers.
+/// Driver calls of an operation: names in alphabetical order, with their numbers.
 type Calls<'a> = &'a [(&'a str, usize)];
 
 #[track_caller]
@@ -59,7 +60,7 @@ fn assert_calls(calls: &BTreeMap<&'static str, usize>, expected: Calls<'_>, what
     assert_eq!(calls.iter().map(|(name, count)| (*name, *count)).collect::<Vec<_>>(), expected, "{what}");
 }
 
-/// Calls of a receive in an idle stream.
+/// Driver calls of a receive in an idle stream.
 const RECEIVE: Calls<'static> = &[
     ("cuCtxGetCurrent", 2),
     ("cuCtxGetId", 2),
@@ -72,7 +73,7 @@ const RECEIVE: Calls<'static> = &[
     ("cuThreadExchangeStreamCaptureMode", 2),
 ];
 
-/// Calls of the matching send.
+/// Driver calls of the matching send.
 const SEND: Calls<'static> = &[
     ("cuCtxGetCurrent", 3),
     ("cuCtxGetId", 4),
@@ -103,7 +104,7 @@ fn a_small_message_is_a_copy_an_operation_and_few_questions_to_the_driver() {
         let without: Vec<_> = of_all.iter().copied().filter(|(name, _)| !["cuCtxPopCurrent", "cuCtxPushCurrent"].contains(name)).collect();
         assert_calls(&calls, &without, "where the context is current");
     }
-    // Default streams have no number, so it is not known whether they are idle.
+    // Default streams have no number, so the library cannot know whether they are idle.
     let [receive, send] = steady(&messenger, memory, StreamHandle(0));
     let [current, id, capturing] = [("cuCtxGetCurrent", 3), ("cuCtxGetId", 2), ("cuStreamIsCapturing", 1)];
     assert_calls(&receive, &[current, id, ("cuStreamBatchMemOp", 1), capturing], "a default stream");
@@ -195,8 +196,8 @@ fn few_bytes_of_the_host_and_none_are_moved_without_a_word_to_a_stream_that_has_
     messenger.destroy().expect("destroyed");
 }
 
-/// A stream whose last flag was just set is queried again. A stream that is busy for long needs no more queries than the first of its
-/// posts.
+/// Tests queries of a stream. A stream whose last flag was just set is queried again. A stream that is busy for long is queried only by its
+/// first operation.
 #[test]
 fn a_stream_that_is_at_work_for_long_is_asked_again_once() {
     let (context, messenger) = rank(2, Some(SignalWait::Operation));
@@ -227,7 +228,7 @@ fn a_stream_that_is_at_work_for_long_is_asked_again_once() {
     messenger.destroy().expect("destroyed");
 }
 
-/// A busy stream itself signals that it has reached a receive, so the bytes follow its work.
+/// Tests the order of a message. A busy stream signals by itself that it has reached a receive, so the copy starts only then.
 #[test]
 fn the_bytes_come_after_earlier_work_of_both_streams() {
     // The double runs kernels immediately.

@@ -1,5 +1,5 @@
-//! Tests the CUDA backend with driver doubles, without a GPU. They are unit tests of the crate, because the doubles replace the driver
-//! inside the backend.
+//! Tests the CUDA backend without a GPU. The tests use driver doubles (simulated CUDA drivers). They are unit tests of the crate, because a
+//! double replaces the driver inside the backend.
 
 pub mod double;
 

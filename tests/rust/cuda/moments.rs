@@ -1,4 +1,4 @@
-//! Tests timestamps of streams with the driver double.
+//! Tests timestamps in streams. Uses the driver double (simulated CUDA driver).
 
 use super::double::{self, held};
 use super::driver::{CUevent, Code, Driver, code};
@@ -7,7 +7,7 @@ use crate::backend::{BackendError, Moment};
 use crate::topology::DeviceId;
 use std::sync::LazyLock;
 
-/// Returns two successive timestamps of a stream.
+/// Creates a backend and records two successive timestamps in a stream.
 fn two(driver: &'static Driver) -> (CudaBackend, [Moment; 2]) {
     double::start(2, true);
     let backend = CudaBackend::on(driver, 1).expect("the double has GPUs");

@@ -1,4 +1,4 @@
-//! Tests memory of another process with the driver double: each GPU has a separate address for it.
+//! Tests memory of another process, which has a different address for each GPU. Uses the driver double (simulated CUDA driver).
 
 use super::CudaBackend;
 use super::double::{self, calls, node};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 const GPU1: DeviceId = DeviceId::gpu(1);
 const BYTES: u64 = 10_000;
 
-/// Imports memory of another process on GPU 1. Returns its original address and the import.
+/// Imports memory of another process on GPU 1. Returns the original address and the address of the import.
 fn import(backend: &CudaBackend) -> (u64, u64) {
     let theirs = node(|node| node.give_shareable(BYTES as usize, 1)).expect("memory");
     let allocation = backend.locate(theirs).expect("an answer").expect("known");
@@ -27,7 +27,7 @@ fn on(driver: &'static Driver) -> CudaBackend {
     CudaBackend::on(driver, 1).expect("the double has GPUs")
 }
 
-/// Returns a program of one transfer in two copies, the first on GPU 0 and the second on GPU 1.
+/// Returns a program in which one transfer consists of two copies, the first on GPU 0 and the second on GPU 1.
 fn halves() -> Arc<Program> {
     let half = |lane: u32| {
         let offset = BYTES / 2 * u64::from(lane);
@@ -124,7 +124,7 @@ fn memory_that_the_program_has_opened_is_adopted_and_left_to_it() {
     assert!(adopt(1 << 40).expect_err("no memory").to_string().contains("is not memory that CUDA IPC has mapped"));
     put(&backend, opened);
     assert_arrived(theirs);
-    // The backend opens it on the second GPU, and closes only that mapping.
+    // The backend opens the memory again on the second GPU, and closes only that mapping.
     assert_eq!((calls("cuIpcOpenMemHandle"), calls("cuIpcCloseMemHandle"), node(|node| node.strangers)), (2, 0, 0));
     assert!(backend.0.sharing.release(&backend.0.gpus, opened).expect("let go"));
     assert_eq!(calls("cuIpcCloseMemHandle"), 1);
@@ -148,7 +148,7 @@ fn a_gpu_that_cannot_open_the_memory_leaves_the_work_to_one_that_has() {
     backend.allocate(DeviceId::gpu(0), 1).expect("memory");
     let (theirs, ours) = import(&backend);
     const MAP_FAILED: i32 = 205;
-    // GPU 0 has opened it, so GPU 1 is refused next.
+    // GPU 0 has already opened the memory, so the refusal affects GPU 1.
     node(|node| node.refusals.insert("cuIpcOpenMemHandle", MAP_FAILED));
     put(&backend, ours);
     put(&backend, ours);

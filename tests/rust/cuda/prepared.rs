@@ -1,4 +1,5 @@
-//! Tests prepared plans with the driver double: their first execution creates no lasting objects, and preparing moves no byte.
+//! Tests that the first execution of a prepared plan creates no lasting driver objects, and that preparing copies no data. Uses the driver
+//! double (simulated CUDA driver).
 
 use super::double::{self, held, node};
 use super::driver::Driver;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
 const ENGINES: [Engine; 4] = [Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel];
-/// Calls that create a lasting object. Events are counted by their existing number.
+/// Driver calls that create a lasting object. Events are not listed, because their number is checked directly.
 const MAKING: [&str; 8] = [
     "cuDevicePrimaryCtxRetain",
     "cuCtxEnablePeerAccess",
@@ -26,7 +27,7 @@ const MAKING: [&str; 8] = [
     "cuGraphInstantiateWithFlags",
     "cuIpcOpenMemHandle",
 ];
-/// Calls that enqueue work in a stream.
+/// Driver calls that enqueue work in a stream.
 const ENQUEUING: [&str; 7] = [
     "cuMemcpyAsync",
     "cuMemcpyBatchAsync",
@@ -41,7 +42,7 @@ fn calls(functions: &[&str]) -> Vec<u32> {
     functions.iter().map(|function| double::calls(function)).collect()
 }
 
-/// Returns the numbers of objects created so far.
+/// Returns the number of calls of each function in [`MAKING`], and the number of events that exist.
 fn made() -> (Vec<u32>, usize) {
     (calls(&MAKING), held().events)
 }
@@ -50,7 +51,7 @@ pub(super) fn context(driver: &'static Driver) -> Context {
     context_with(driver, |config| config)
 }
 
-/// Creates a context with a changed configuration.
+/// Creates a context on a driver double with a configuration that `change` has modified.
 pub(super) fn context_with(driver: &'static Driver, change: impl FnOnce(Config) -> Config) -> Context {
     let seen = discover::look_at(driver, no_nvml).expect("the double has GPUs");
     let machine = Machine::new(topology(&seen)).expect("well formed");
@@ -59,8 +60,8 @@ pub(super) fn context_with(driver: &'static Driver, change: impl FnOnce(Config) 
     Context::with_backend(Arc::new(machine), Arc::new(backend), change(config)).expect("a context")
 }
 
-/// Creates plans of transfers in both directions and from host memory, and executes each twice. Returns the number of objects that the
-/// first execution created.
+/// Creates plans of transfers in both directions and from host memory, and executes each plan twice. Returns the number of objects that the
+/// first executions created.
 fn made_by_executions(engine: Engine, peers: bool, bytes: u64, is_prepared: bool) -> u32 {
     double::start(2, peers);
     let context = context(double::whole());

@@ -1,5 +1,5 @@
-//! Tests streams with full queues, with the driver double. A call that enqueues work in such a stream blocks until earlier work has
-//! completed. No other stream, and no call that releases it, may have to wait for this.
+//! Tests streams whose queues are full. A call that enqueues work in such a stream blocks until earlier work has completed. Meanwhile other
+//! streams, and calls that release the full stream, must not block. Uses the driver double (simulated CUDA driver).
 
 use super::double::{self, calls, node};
 use super::{Backend, CudaBackend};
@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
 const PEER: LostPeer = LostPeer::of(4711, None);
-/// Capacity of a queue.
+/// Number of entries that the queue of a stream can hold.
 const ROOM: usize = 8;
 
-/// Returns a backend whose streams have short queues, and zeroed memory for counters.
+/// Creates a backend whose streams have short queues, and memory for counters that are 0.
 fn backend() -> (CudaBackend, Allocation) {
     double::start(2, true);
     let backend = CudaBackend::on(double::driver(), 1).expect("the double has GPUs");
@@ -37,7 +37,7 @@ fn beside<'scope>(scope: &'scope Scope<'scope, '_>, work: impl FnOnce() + Send +
     });
 }
 
-/// Waits until this number of calls of other threads block.
+/// Waits until exactly `calls` calls of other threads block.
 fn until_blocked(calls: u32) {
     let begin = Instant::now();
     while node(|node| node.blocked) < calls {
@@ -72,7 +72,7 @@ fn a_peers_end_lets_a_stream_go_on_whose_queue_is_full_of_waits() {
             }
         });
         until_blocked(1);
-        // The thread that detects the end of the peer.
+        // This thread simulates the one that detects the exit of the peer.
         beside(scope, || backend.fail_waits(&counters, None, PEER));
     });
     assert!(matches!(backend.synchronize_stream(stream), Err(BackendError::PeerGone(_))), "it has waited in vain");
@@ -116,7 +116,7 @@ fn an_event_that_is_recorded_in_a_full_queue_holds_up_no_event_and_no_other_stre
         beside(scope, || (0..2 * ROOM).for_each(|_| backend.record_event(event, full).expect("recorded")));
         beside(scope, || (0..2 * ROOM).for_each(|_| backend.stream_wait_event(full, another).expect("never recorded, or enqueued")));
         until_blocked(1);
-        // All work before the raise that releases the full stream.
+        // All this work precedes the signal that releases the full stream.
         backend.record_event(another, other).expect("recorded");
         backend.stream_wait_event(other, another).expect("enqueued");
         backend.synchronize_event(another).expect("it runs");
@@ -163,7 +163,7 @@ fn freeing_and_closing_wait_for_what_streams_have_to_do_and_end_no_capture_of_an
     let import = backend.map(backend.export(&allocation).expect("shared"), &allocation).expect("mapped");
     let [captured, own] = [GPU0, GPU1].map(|gpu| context.create_stream(gpu).expect("a stream"));
     node(|node| (node.room, node.captured) = (Some(ROOM), Some(captured.0)));
-    // A stream of the caller, which the library cannot query, and one of the library.
+    // One stream belongs to the caller, and the library cannot query it. The other belongs to the library.
     for (round, stream) in [StreamHandle(own.0 + 8), own].into_iter().enumerate() {
         let value = round as u64 + 1;
         wait(&backend, stream, counter, value).expect("enqueued");
@@ -204,7 +204,7 @@ fn a_flag_is_taken_once_for_each_raise_also_where_it_is_up_when_the_next_take_is
     for _ in 0..2 {
         backend.stream_take_flags(taker, &[], &[counters.base], &StepFate::default()).expect("enqueued");
     }
-    // A wait and its resets are one call each.
+    // A wait and the resets of its counters are one driver call each.
     assert_eq!(calls("cuStreamBatchMemOp") - before, 3);
     while backend.read_signal(counters.base).expect("a counter") != 0 {
         std::thread::yield_now();
@@ -212,7 +212,7 @@ fn a_flag_is_taken_once_for_each_raise_also_where_it_is_up_when_the_next_take_is
     raise();
     backend.synchronize_stream(taker).expect("both were taken");
     assert_eq!(backend.read_signal(counters.base).expect("a counter"), 0);
-    // Raised before the wait, and together with it.
+    // A single call sends the signal and waits for it.
     let before = calls("cuStreamBatchMemOp");
     backend
         .stream_take_flags(taker, &[Signal { counter: counters.base, value: 1 }], &[counters.base], &StepFate::default())

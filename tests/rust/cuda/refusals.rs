@@ -1,5 +1,5 @@
-//! Tests the backend when the driver, the hardware or NVML lacks or refuses something, with the driver double: the error names the cause or
-//! an alternative is used, every byte arrives, and the context stays usable.
+//! Tests the backend if the driver, the hardware or NVML lacks or refuses a function. Either the error states the cause, or the backend
+//! uses an alternative and all copies are correct. The context must stay usable. Uses the driver double (simulated CUDA driver).
 
 use super::double::{self, calls, node};
 use super::driver::{Code, Driver, code};
@@ -27,7 +27,7 @@ pub(super) fn no_nvml() -> Result<Nvml, nvml_wrapper::error::NvmlError> {
     Nvml::builder().lib_path("libmpgpu-no-such-library.so".as_ref()).init()
 }
 
-/// Creates a context with the discovered topology of the double.
+/// Creates a context whose topology is discovered from the double.
 fn context() -> Context {
     context_on(double::driver())
 }
@@ -41,7 +41,7 @@ fn context_of(driver: &'static Driver, topology: Topology) -> Context {
     configured(driver, topology, Config { staging_bytes: 16 << 20, ..Config::default() })
 }
 
-/// Creates a context that does not test its peers, so that all calls are those of plans.
+/// Creates a context that does not test copies between GPUs, so that all driver calls are those of plans.
 fn context_without_trials() -> Context {
     let seen = discover::look_at(double::driver(), no_nvml).expect("the double has GPUs");
     let config = Config { staging_bytes: 16 << 20, check_peers: false, ..Config::default() };
@@ -53,7 +53,7 @@ fn configured(driver: &'static Driver, topology: Topology, config: Config) -> Co
     Context::with_backend(Arc::new(machine), Arc::new(backend(driver)), config).expect("a context")
 }
 
-/// Fills memory of the double, which is host memory.
+/// Fills memory of the double with a pattern. Such memory is host memory.
 pub(super) fn write(address: u64, bytes: usize, seed: usize) {
     for at in 0..bytes {
         // SAFETY: an allocation of the double of at least this size, used only by this thread.
@@ -70,7 +70,8 @@ pub(super) fn assert_arrived(address: u64, bytes: usize, seed: usize) {
     }
 }
 
-/// Returns a transfer in pieces: one operation, or for plain copies one for each piece.
+/// Returns a program that copies one transfer in `pieces` pieces: in one operation, or, if the mechanism is plain copies, in one operation
+/// for each piece.
 fn in_pieces(mechanism: Mechanism, bytes: u64, pieces: u64) -> Arc<Program> {
     let copies = (0..pieces).map(|piece| {
         let (offset, end) = (bytes * piece / pieces, bytes * (piece + 1) / pieces);
@@ -83,7 +84,7 @@ fn in_pieces(mechanism: Mechanism, bytes: u64, pieces: u64) -> Arc<Program> {
     Arc::new(program)
 }
 
-/// Runs a program from GPU 0 to GPU 1 and checks the bytes.
+/// Executes a program from GPU 0 to GPU 1 and checks all bytes.
 fn run(backend: &CudaBackend, program: &Arc<Program>, engine: Engine) {
     let bytes = program.transfers[0];
     let [src, dst] = [GPU0, GPU1].map(|device| backend.allocate(device, bytes).expect("memory"));
@@ -95,7 +96,7 @@ fn run(backend: &CudaBackend, program: &Arc<Program>, engine: Engine) {
     assert_arrived(dst, bytes as usize, 7);
 }
 
-/// Makes the next call of a function fail.
+/// Makes the next call of a driver function fail with this code.
 fn refuse(function: &'static str, code: Code) {
     node(|node| node.refusals.insert(function, code));
 }
@@ -108,7 +109,7 @@ fn without_batched_copies_a_batch_is_plain_copies() {
     assert!(new.has_batched_copy());
     run(&new, &program, Engine::Auto);
     assert_eq!((calls("cuMemcpyBatchAsync"), calls("cuMemcpyAsync")), (1, 0));
-    // The driver has the function but does not support it here.
+    // The driver has the function, but returns that it is not supported here.
     const NOT_SUPPORTED: Code = 801;
     refuse("cuMemcpyBatchAsync", NOT_SUPPORTED);
     run(&new, &program, Engine::Auto);
@@ -138,7 +139,7 @@ fn a_capture_is_asked_for_nothing_that_would_end_it() {
     let stream = backend.create_stream(GPU0).expect("a stream");
     let execution = Execution { engine: Engine::Graph, ..Execution::new(program, &endpoints, &rings, stream) };
     let unreported = Execution { report: Report::Nothing, ..execution };
-    // The driver is asked for the stream's number, with captures before and after.
+    // The driver is asked for the number of the stream, with captures before and after.
     for capturing in [false, true, false, true] {
         node(|node| node.capturing = capturing);
         let end = backend.submit(&execution).expect("enqueued").expect("a completion");
@@ -177,7 +178,7 @@ fn gpus_without_peer_access_are_joined_by_staging_in_host_memory_alone() {
     plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("it runs");
     assert_arrived(dst, bytes as usize, 3);
     assert_eq!(calls("cuCtxEnablePeerAccess"), 0);
-    // Without the host there is no path, and the error says so.
+    // Without the host path there is no path at all, and the error states this.
     let refused = context.plan(&[transfer], &PlanOptions { host_path: Some(false), ..PlanOptions::default() }).map(drop);
     assert!(matches!(refused, Err(Error::Plan(_))), "{refused:?}");
     plan.execute(StreamHandle(0)).expect("the context is usable").wait().expect("it runs");
@@ -193,8 +194,8 @@ fn executions_that_share_staging_wait_for_each_other_unless_their_stream_orders_
         let plan =
             context.plan(&[Transfer { dst, dst_device: GPU1, src, src_device: GPU0, bytes }], &PlanOptions::default()).expect("a plan");
         assert!(plan.staging_bytes() > 0);
-        // The first execution finds no other and the second neither, because the first entry in the table of users removes completed ones,
-        // and here all work completes immediately.
+        // The first execution has no predecessor. The second has none either, because adding the first entry to the table of users removes
+        // completed executions, and all work of the double completes immediately.
         let [one, other] = [(); 2].map(|()| context.create_stream(GPU0).expect("a stream"));
         let counts = [one, one, one, other, StreamHandle(0), StreamHandle(0)].map(|stream| {
             let before = calls("cuStreamWaitEvent");
@@ -203,7 +204,7 @@ fn executions_that_share_staging_wait_for_each_other_unless_their_stream_orders_
         });
         counts.map(|waits| waits - counts[0])
     };
-    // The handle of the default stream denotes several streams.
+    // The handle of the default stream stands for several streams.
     assert_eq!(waits_in_turn(double::driver()), [0, 0, 0, 1, 1, 1]);
     let old = double::without("cuStreamGetId");
     assert_eq!(waits_in_turn(old), [0, 0, 1, 1, 1, 1]);
@@ -271,7 +272,7 @@ fn large_host_memory_is_in_pages_of_our_own_and_small_is_the_drivers() {
     assert_eq!((calls("cuMemHostUnregister"), backend.allocated_bytes(HOST1)), (1, 0));
     assert_eq!(backend.locate(large).expect("an answer"), None);
     assert!(matches!(backend.free(large), Err(BackendError::InvalidPointer(address)) if address == large));
-    // At any address, it is another allocation.
+    // An allocation at the same address is still another allocation.
     let again = backend.allocate(HOST1, bytes).expect("memory");
     let id = backend.locate(again).expect("an answer").expect("known").id;
     assert!(id != found.id && id != other.id && other.id != found.id);
@@ -302,7 +303,7 @@ fn host_memory_is_shared_where_it_was_allocated_for_that_and_refused_with_the_re
         assert_eq!(backend.read_signal(counter).expect("a place for signals"), 0);
         [own, counter].into_iter().for_each(|address| backend.free(address).expect("freed"));
     }
-    // Memory that the driver does not pin cannot be shared, and the error says so.
+    // Memory that the driver does not pin cannot be shared, and the error states this.
     refuse("cuMemHostRegister", code::OUT_OF_MEMORY);
     let error = backend.allocate_shared(DeviceId::HOST, 64).expect_err("memory that cannot be shared");
     assert!(error.to_string().contains("cuMemHostRegister"), "{error}");
@@ -321,7 +322,7 @@ fn registered_memory_that_the_driver_does_not_number_is_an_end_of_plans() {
     let transfer = Transfer { dst, dst_device: GPU0, src: address + 1, src_device: DeviceId::HOST, bytes: bytes as u64 };
     let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
     assert!(plan.paths() > 1, "pinned memory takes several paths: {}", plan.describe());
-    // Memory of another plan is freed, and this plan checks its own again.
+    // Memory of another plan is freed. This plan therefore checks its own memory again.
     let other = context.allocate(GPU0, 64).expect("memory");
     context.free(other).expect("freed");
     plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("it runs");
@@ -357,11 +358,11 @@ fn a_failing_allocation_names_device_and_size_and_leaves_the_context_usable() {
     refuse("cuMemHostRegister", code::OUT_OF_MEMORY);
     refuse("cuMemHostAlloc", code::OUT_OF_MEMORY);
     refused(context.allocate(DeviceId::HOST, 64), DeviceId::HOST, 64);
-    // An error other than of memory keeps its name.
+    // An error that has nothing to do with memory keeps its name.
     refuse("cuMemAlloc", 999);
     let failed = context.allocate(GPU0, 64);
     assert!(matches!(&failed, Err(Error::Backend(BackendError::Driver { what, code: 999, .. })) if what == "cuMemAlloc"), "{failed:?}");
-    // Unavailable staging memory fails the plan but not the context.
+    // If staging memory is not available, the plan fails, but the context stays usable.
     let bytes = 64 << 20;
     let [src, dst] = [DeviceId::HOST, GPU0].map(|device| context.allocate(device, bytes).expect("memory"));
     let transfer = Transfer { dst, dst_device: GPU0, src, src_device: DeviceId::HOST, bytes };
@@ -398,11 +399,11 @@ fn the_device_of_foreign_memory_is_found_though_no_context_is_current_or_in_use(
     assert_eq!(calls("cuDevicePrimaryCtxRetain"), 1, "only the GPU that has the memory gets used");
     plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("it runs");
     assert_arrived(own.as_ptr() as u64, bytes, 4);
-    // A device that contradicts the address is refused, whether or not the other end's device is inferred.
+    // A device that contradicts the address is refused, whether or not the device of the other end is inferred.
     let wrong = Transfer { src_device: GPU1, ..transfer(own.as_mut_ptr() as u64, foreign) };
     let refused = context.plan(&[wrong], &PlanOptions::default()).map(drop);
     assert!(matches!(&refused, Err(Error::WrongDevice { device: 1, actual: 2, .. })), "{refused:?}");
-    // After it is freed, nothing is known of the address.
+    // After the memory is freed, the address is unknown.
     assert_eq!(node(|node| node.take(foreign, true)), 0);
     let named = Transfer { src_device: DeviceId::gpu(2), ..transfer(own.as_mut_ptr() as u64, foreign) };
     let refused = context.plan(&[named], &PlanOptions::default()).map(drop);
@@ -426,7 +427,7 @@ fn where_no_gpu_may_enter_all_memory_of_a_plan_each_copy_is_made_by_one_that_may
     let cases = [(2, 4099), (2, 40 << 20), (4, 9 << 20), (8, 4099), (8, 5 << 20)];
     for (gpus, bytes, engine) in cases.iter().flat_map(|&(gpus, bytes)| engines.map(|engine| (gpus, bytes, engine))) {
         double::start(gpus, true);
-        // The discovered double has no NVLink. Only over NVLink are small copies of both directions one kernel.
+        // The double with fewer GPUs has no NVLink. Small copies in both directions are one kernel only over NVLink.
         let has_nvlink = gpus == 8;
         let context = if has_nvlink { context_of(double::driver(), preset("hgx-h200").expect("a preset")) } else { context() };
         let closed = [0, 1].map(|gpu| {
@@ -464,7 +465,7 @@ fn a_copy_whose_ends_no_gpu_may_enter_is_refused_with_the_remedy_and_taken_after
     write(src[0], bytes, 3);
     write(src[1], bytes, 8);
     let stream = context.create_stream(GPU0).expect("a stream");
-    // Two of the transfers stay in their pool, which is possible.
+    // Two of the transfers stay inside their pool, which is possible.
     let [forth, back] = both_ways(src, dst, bytes);
     let transfers = [Transfer { dst: spare[0], ..forth }, forth, Transfer { dst: spare[1], ..back }, back];
     let run = || context.plan(&transfers, &PlanOptions::default())?.execute(stream)?.wait().map_err(Error::from);
@@ -554,7 +555,7 @@ fn memory_that_is_freed_under_a_copy_of_ordinary_host_memory_is_named_too() {
     }
 }
 
-/// Exports an allocation and maps it in another backend, as in another process.
+/// Exports an allocation and maps it in another backend, as another process would.
 pub(super) fn cross(from: &CudaBackend, to: &CudaBackend, address: u64) -> Result<u64, BackendError> {
     let allocation = from.locate(address)?.expect("known memory");
     to.map(from.export(&allocation)?, &allocation)
@@ -575,13 +576,13 @@ fn memory_of_a_pool_is_mapped_through_one_imported_pool_which_goes_with_the_last
     assert_ne!(also, mapped);
     let counts = || ["cuMemPoolImportFromShareableHandle", "cuMemPoolSetAccess", "cuMemPoolImportPointer", "cuMemPoolDestroy"].map(calls);
     assert_eq!(counts(), [1, 1, 2, 0]);
-    // Also accessible to the GPU without a part in it.
+    // The GPU that takes no part in the transfer may access the pool too.
     assert!(node(|node| node.pools.values().any(|pool| pool.access == [0, 1])));
     importer.unmap(mapped).expect("unmapped");
     assert_eq!((counts(), importer.locate(mapped).expect("an answer")), ([1, 1, 2, 0], None));
     importer.unmap(also).expect("unmapped");
     assert_eq!((counts(), node(|node| node.pools.len())), ([1, 1, 2, 1], 1));
-    // Again, in many rounds: nothing remains, and dropping a backend closes its open memory.
+    // This is repeated many times. No object may remain, and dropping a backend must close all memory that it has opened.
     for _ in 0..200 {
         let mapped = cross(&exporter, &importer, one).expect("mapped");
         importer.unmap(mapped).expect("unmapped");
@@ -597,7 +598,7 @@ fn a_pool_that_has_the_handle_of_one_that_was_destroyed_is_imported_as_another()
     let [exporter, importer] = [(); 2].map(|()| backend(double::driver()));
     let first = node(|node| node.new_pool(0, true));
     let address = node(|node| node.give_from(first, 4096)).expect("memory");
-    // In violation of the rules the importer still has it open when it is freed.
+    // Against the rules, the importer still has the memory open when it is freed.
     let stale = cross(&exporter, &importer, address).expect("mapped");
     node(|node| assert_eq!(node.take(address, true), 0));
     node(|node| node.pools.remove(&first));
@@ -641,7 +642,7 @@ fn a_pool_that_was_not_created_for_other_processes_is_refused_with_the_remedy() 
     for part in ["cudaMallocAsync", "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR", "cudaMallocFromPoolAsync", "or mpgpu"] {
         assert!(text.contains(part), "{text}");
     }
-    // An error other than of the pool's kind keeps its name, and an old driver is named as the cause.
+    // An error that is not about the kind of pool keeps its name, and an old driver is stated as the cause.
     let shared = node(|node| node.new_pool(0, true));
     let address = node(|node| node.give_from(shared, 4096)).expect("memory");
     refuse("cuMemPoolExportToShareableHandle", code::OUT_OF_MEMORY);
@@ -668,7 +669,7 @@ fn a_pool_that_cannot_be_opened_leaves_nothing_behind() {
         assert!(matches!(&failed, Err(BackendError::Driver { what, code: 999, .. }) if what == function), "{failed:?}");
         assert_eq!(node(|node| (node.pools.len(), node.memory.len())), (1, 2), "{function}");
     }
-    // A pool in use is kept.
+    // A pool that is in use is kept.
     let mapped = cross(&exporter, &importer, one).expect("mapped");
     refuse("cuMemPoolImportPointer", 999);
     cross(&exporter, &importer, other).expect_err("refused");
@@ -697,17 +698,17 @@ fn a_wait_that_is_reached_already_is_not_enqueued_but_in_a_capture() {
     node(|node| node.capturing = true);
     assert_eq!([4, 5].map(enqueued), [1, 1]);
     node(|node| node.capturing = false);
-    // Of several waits, those that are not satisfied are enqueued.
+    // Of several waits, only those that are not satisfied yet are enqueued.
     backend
         .stream_wait_signals(stream, &[Signal { counter, value: 1 }, Signal { counter, value: 9 }], SignalWait::Operation)
         .expect("enqueued");
     assert_eq!((enqueued(0), calls("cuStreamBatchMemOp")), (0, 5));
-    // A raise is always enqueued.
+    // A signal is always enqueued.
     backend.stream_raise_signals(stream, &[Signal { counter, value: 1 }]).expect("enqueued");
     assert_eq!(calls("cuStreamBatchMemOp"), 6);
 }
 
-/// A device reset destroys all contexts' objects on the device. The next use creates a new context with the same handle.
+/// Tests a device reset, which destroys the objects of all contexts on the device. The next use creates a new context with the same handle.
 #[test]
 fn after_a_reset_a_context_refuses_everything_and_goes_without_touching_what_is_gone() {
     for (engine, is_made_anew, older) in [(Engine::Auto, false, false), (Engine::Graph, true, false), (Engine::Auto, true, true)] {
@@ -729,7 +730,7 @@ fn after_a_reset_a_context_refuses_everything_and_goes_without_touching_what_is_
             let other = context_on(driver);
             (other.allocate(GPU0, 64).expect("memory"), other.allocate(GPU1, 64).expect("memory"), other)
         });
-        // Newly allocated memory may have the address of lost memory.
+        // Memory that is allocated now may have the address of memory that was lost.
         let counters = other.iter().map(|(theirs, ..)| *theirs).chain([host[0]]);
         #[track_caller]
         fn refused<T: std::fmt::Debug>(result: Result<T, Error>) {
@@ -787,7 +788,7 @@ fn gpus_that_report_access_and_lose_bytes_are_found_out_before_a_plan_relies_on_
         assert!(plan.describe().contains("not direct"), "{}", plan.describe());
         let (copies, allocated) = (calls("cuMemcpyAsync"), calls("cuMemAlloc"));
         transfer_of(&context);
-        // The second pair of buffers, and no second test.
+        // The second pair of buffers is allocated, and the copy test is not made again.
         assert_eq!(calls("cuMemAlloc"), allocated + 2, "{copies}");
     }
 }

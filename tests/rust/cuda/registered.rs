@@ -1,4 +1,5 @@
-//! Tests memory of the program that is pinned in pieces, with a driver double that refuses copies beyond the end of a piece.
+//! Tests memory of the program that is pinned in pieces. Uses a driver double (simulated CUDA driver) that refuses copies across the end of
+//! a piece.
 
 use super::double::{self, node};
 use super::driver::code;
@@ -14,7 +15,7 @@ const GPU0: DeviceId = DeviceId::gpu(0);
 const PIECE: usize = REGISTERED_PIECE as usize;
 const EACH: usize = 2 << 20;
 
-/// Pageable memory on both sides of the end of a piece, in reserved address space.
+/// Pageable memory in reserved address space, before and after the end of a pinned piece.
 struct Mapped {
     space: usize,
     base: u64,
@@ -48,7 +49,7 @@ fn context() -> Context {
     prepared::context_with(double::driver(), |config| Config { adapt: false, ..config })
 }
 
-/// Returns the number of pinned ranges, and of pin calls.
+/// Returns the number of pinned ranges, and the number of calls that pinned memory.
 fn pinned() -> (usize, u32) {
     (node(|node| node.registered()), double::calls("cuMemHostRegister"))
 }
@@ -64,7 +65,7 @@ fn copies_end_where_pieces_do() {
     let memory = Mapped::new(WRITABLE);
     let on_gpu = context.allocate(GPU0, 2 * EACH as u64).expect("memory");
     let before = pinned();
-    // Neither end is aligned to a page.
+    // Neither the start nor the end is aligned to a page.
     let (first, bytes) = (memory.base + 12, 2 * EACH - 100);
     context.register_memory(first, bytes as u64, true).expect("registered");
     assert_eq!((pinned().0 - before.0, pinned().1 - before.1), (2, 2), "a piece each");
@@ -78,7 +79,7 @@ fn copies_end_where_pieces_do() {
     context.unregister_memory(first).expect("unregistered");
     assert_eq!(pinned().0, before.0);
     assert!(context.backend().locate(first).expect("an answer").is_none(), "ordinary memory again");
-    // The context releases the rest.
+    // Closing the context unregisters the remaining memory.
     context.register_memory(first, bytes as u64, false).expect("registered");
     drop(context);
     assert_eq!(pinned().0, 0);

@@ -1,4 +1,5 @@
-//! Tests the locations of node plans' flags with the driver double: ranks of one context, each with a GPU and a thread.
+//! Tests where the flags of node plans are located. Two ranks share one context, and each has a GPU and a thread. Uses the driver double
+//! (simulated CUDA driver).
 
 use super::double::{self, node};
 use super::driver::Driver;
@@ -12,21 +13,21 @@ use mpgpu_ranks::{Agent, Alone, NodeEnd, NodeGroup, NodePlan, NodeTransfer, Part
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Location of a flag.
+/// Memory in which a flag is located.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum At {
     Gpu(i32),
     Host,
 }
 
-/// Action of a kernel.
+/// Action of a kernel of a communication step.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Does {
     Raise(At),
-    /// Wait for a flag that this number of blocks raises.
+    /// Wait for a flag that is set by this number of blocks.
     Take(At, u32),
     Copy(u64),
-    /// Order between the actions before and after it.
+    /// Barrier between the actions before and after it.
     Order,
 }
 
@@ -40,7 +41,7 @@ fn does(Segment { dst, src, bytes }: Segment) -> Does {
     }
 }
 
-/// Two ranks that put to each other: the send and receive memory of each rank, and its plan.
+/// Two ranks that put data into each other's memory, with the send and receive memory and the plan of each rank.
 struct Pair {
     context: Arc<Context>,
     memory: [[u64; 2]; 2],
@@ -76,7 +77,8 @@ impl Pair {
         Pair { context, memory, plans }
     }
 
-    /// Returns the actions of a step's kernels by rank, with their numbers of blocks. The streams are on these GPUs.
+    /// Executes one communication step of both ranks, in streams on the GPUs `gpus`. Returns for each rank the actions of its kernel and
+    /// the number of blocks.
     fn step(&self, gpus: [u32; 2]) -> Vec<(Vec<Does>, u32)> {
         node(|node| node.actions.clear());
         for (plan, gpu) in self.plans.iter().zip(gpus) {
@@ -88,13 +90,14 @@ impl Pair {
     }
 }
 
-/// Returns the actions of a rank that exchanges puts with a similar rank, with `blocks` blocks, after both are ready.
+/// Returns the expected actions of a rank that exchanges puts with another rank, by kernels of `blocks` blocks. Each rank waits until both
+/// are ready.
 fn asks(own: i32, bytes: u64, blocks: u32) -> Vec<Does> {
     let (own, other) = (At::Gpu(own), At::Gpu(1 - own));
     vec![Does::Raise(other), Does::Take(own, blocks), Does::Copy(bytes), Does::Raise(other), Does::Take(own, blocks)]
 }
 
-/// Returns the actions of such a rank with inboxes, in either turn.
+/// Returns the expected actions of a rank that exchanges puts through inboxes, in either of two alternating communication steps.
 fn puts(own: i32, sent: u64, received: u64, blocks: u32) -> Vec<Does> {
     [Does::Copy(sent), Does::Raise(At::Gpu(1 - own)), Does::Take(At::Gpu(own), blocks), Does::Copy(received)].repeat(2)
 }
@@ -111,7 +114,7 @@ fn flags_between_kernels_lie_on_the_gpu_that_takes_them_whichever_gpu_the_caller
                 write(src, 64 << 10, src as usize % 1000);
                 write(dst, 64 << 10, 3);
             }
-            // The double does not wait, and inboxes are emptied before they are filled.
+            // The double does not wait for flags, so inboxes are emptied before they are filled.
             pair.step(gpus);
             let steps = pair.step(gpus);
             let blocks = [steps[1].1, steps[0].1];
@@ -164,7 +167,8 @@ fn the_environment_bounds_the_blocks_of_a_step() {
     assert_eq!(pair.step([0, 1]).into_iter().map(|(_, blocks)| blocks).collect::<Vec<_>>(), [2, 2]);
 }
 
-/// Creates a rank that sends from one GPU to another in partitions with adaptive steps. Returns its plan and its allocations.
+/// Creates a rank with a plan that sends from one GPU to another in partitions, and whose executions choose among variants. Returns the
+/// context, the plan and two allocations.
 fn in_partitions(peers: bool) -> (Arc<Context>, NodePlan, [u64; 2]) {
     double::start(2, peers);
     let context = Arc::new(prepared::context_with(double::whole(), |config| config));
@@ -179,8 +183,8 @@ fn in_partitions(peers: bool) -> (Arc<Context>, NodePlan, [u64; 2]) {
 }
 
 fn word(address: u64) -> u64 {
-    // SAFETY: a word of a plan that is not destroyed meanwhile. Memory of the double's GPUs belongs to the process, and nothing writes it
-    // at this time.
+    // SAFETY: the word belongs to a plan that is not destroyed meanwhile. Memory of the double's GPUs belongs to the process, and nothing
+    // writes it at this time.
     unsafe { std::ptr::with_exposed_provenance::<u64>(address as usize).read() }
 }
 
@@ -195,8 +199,8 @@ fn producers_store_in_steps_only_where_their_gpu_reaches_the_destination() {
     assert_eq!([names(true), names(false)], [(true, true), (true, false)]);
 }
 
-/// Returns the address at which a step's producers write, whether they count, and the number of copies before them. The double does not
-/// wait.
+/// Executes one communication step. Returns the address to which producers write, whether they count bytes, and the number of copies made
+/// before. The double does not wait.
 fn step_in(plan: &NodePlan, stream: StreamHandle) -> ([u64; 2], u32) {
     let before = double::calls("cuMemcpyAsync");
     plan.arm(stream).expect("armed");
@@ -211,14 +215,15 @@ fn step_in(plan: &NodePlan, stream: StreamHandle) -> ([u64; 2], u32) {
 fn triggers_are_told_where_producers_write_and_whether_they_count_when_that_changes() {
     let (context, plan, [source, destination]) = in_partitions(true);
     let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
-    // Moved as soon as they are ready; moved after the producers; stored by the producers.
+    // The three variants are: copy partitions as soon as they are ready, copy all after the producers, and let the producers store the
+    // data.
     let known = [[source, 1], [source, 0], [destination, 0]];
     let (mut seen, mut last) = ([0; 3], known[0]);
     for _ in 0..100 {
         let (told, copies) = step_in(&plan, stream);
         let way = known.iter().position(|known| *known == told);
         seen[way.unwrap_or_else(|| panic!("{told:x?}"))] += 1;
-        // Flags are reset if copy engines poll them.
+        // Flags are reset by a copy if copy engines poll them.
         assert_eq!(copies, told[1] as u32 + u32::from(told != last));
         last = told;
     }
@@ -240,7 +245,7 @@ fn a_graph_tells_triggers_where_producers_write_at_each_launch_unless_they_know(
         node(|node| node.capturing = true);
         let captured = [step_in(&plan, stream), step_in(&plan, stream)];
         node(|node| node.capturing = false);
-        // The graph has not been launched.
+        // The graph has not been launched yet.
         let (after, told) = step_in(&plan, stream);
         let [reset, is_told] = [after == [source, 1], after != before].map(u32::from);
         assert_eq!((captured, told), ([(before, reset + is_told); 2], reset + is_told));

@@ -1,4 +1,5 @@
-//! Tests pageable memory that threads copy, with a driver double whose queues are ordered: streams and threads wait for each other.
+//! Tests copies of pageable memory by threads, which wait for streams and for which streams wait. Uses a driver double (simulated CUDA
+//! driver) whose streams execute their work in order.
 
 use super::double::{self, node};
 use super::driver::{Code, Driver};
@@ -26,14 +27,14 @@ fn transfer(dst: u64, src: u64, bytes: usize) -> Transfer {
     Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes: bytes as u64 }
 }
 
-/// Returns the number of copy threads of this process.
+/// Returns the number of copy threads that this process has now.
 fn copying() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux").filter_map(Result::ok);
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
     names.filter(|name| name.starts_with("mpgpu-copy")).count()
 }
 
-/// Pageable memory with its own pages.
+/// Pageable memory with pages of its own: address and size in bytes.
 struct Mapped(u64, usize);
 
 impl Mapped {
@@ -45,7 +46,7 @@ impl Mapped {
         Mapped(base.expose_provenance() as u64, bytes)
     }
 
-    /// Removes access from this offset on. The pages stay mapped, because another thread could map memory into a gap.
+    /// Makes the memory from this offset on inaccessible. The pages stay mapped, because another thread could map memory into a gap.
     fn end_at(&self, offset: usize) {
         // SAFETY: whole pages of the mapping, which only the system reads.
         let code =
@@ -71,7 +72,7 @@ fn pageable_memory_arrives_there_and_back_step_after_step_whatever_streams_it_ta
         let plans = [transfer(memory, from, BYTES), transfer(to, memory, BYTES)];
         let plans = plans.map(|transfer| context.plan(&[transfer], &PlanOptions::default()).expect("a plan"));
         let used = plans.each_ref().map(|plan| plan.planned().threads.map(|used| used.threads));
-        // In the model one thread is no faster than the driver.
+        // In the model, one thread is no faster than the driver.
         let expected = if threads == 1 { None } else { Some(threads) };
         assert_eq!(used, [expected; 2]);
         let streams = [StreamHandle(0), context.create_stream(GPU0).expect("a stream")];

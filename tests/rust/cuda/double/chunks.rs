@@ -1,4 +1,4 @@
-//! Simulates the virtual memory API: memory whose handle is a file, mapped in a reserved address range.
+//! Simulates the driver's virtual memory API. The handle of a piece of memory is a file, which is mapped in a reserved address range.
 
 use super::super::driver::{CUdeviceptr, Code, Driver, code};
 use super::{Block, INVALID_VALUE, Node, call, driver, put, whole};
@@ -11,15 +11,15 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::LazyLock;
 
-/// Granularity of the simulated memory.
+/// Granularity in bytes of sizes and addresses in the simulated API.
 pub const GRANULARITY: usize = 64 << 10;
 
-/// Memory and reservations of the API.
+/// Memory and reserved address ranges of the simulated API.
 #[derive(Default)]
 pub struct Chunks {
-    /// By handle: the file, and the GPU that owns the memory.
+    /// File and GPU of each piece of memory, by handle.
     pub handles: BTreeMap<u64, (OwnedFd, i32)>,
-    /// Reserved address ranges.
+    /// Size in bytes of each reserved address range, by its first address.
     pub reserved: BTreeMap<u64, usize>,
     next: u64,
 }

@@ -1,4 +1,4 @@
-//! Simulates graphs, captures, user objects and kernels.
+//! Simulates CUDA graphs, stream captures, user objects and kernels.
 
 use super::super::driver::{CUcontext, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUmodule, CUstream};
 use super::{CURRENT, Code, Driver, INVALID_VALUE, Node, call, copy_bytes, current, driver, node, put};
@@ -10,19 +10,19 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::{Arc, LazyLock};
 
-/// Graphs and their objects.
+/// Graphs, executable graphs and user objects of the simulated driver.
 #[derive(Default)]
 pub struct Graphs {
     pub graphs: HashMap<usize, Graph>,
     pub execs: HashMap<usize, Graph>,
-    /// User objects with their reference counts and destructors.
+    /// Reference count and destructor of each user object.
     pub objects: HashMap<usize, (u32, HostCall)>,
     pub modules: u32,
-    /// Graph into which all streams are being captured.
+    /// Graph into which all streams are being captured; 0 if there is no capture.
     captured: usize,
 }
 
-/// Graph or exec.
+/// Graph or executable graph.
 #[derive(Clone, Default)]
 pub struct Graph {
     work: Vec<Work>,
@@ -38,13 +38,13 @@ pub struct HostCall {
 #[derive(Clone)]
 enum Work {
     Host(HostCall),
-    /// Copy in a context.
+    /// Copy that runs in a certain context.
     Copy(usize, Segment),
     Kernel(Vec<Segment>),
 }
 
 impl HostCall {
-    /// Must not be called while the node is locked, because it calls a foreign function.
+    /// Calls the host function. Must not be called while the node is locked, because the function may call the driver.
     pub(super) fn run(self) {
         // SAFETY: the backend passed a function of this type with its argument.
         unsafe { (self.function)(with_exposed_provenance_mut(self.user)) }
@@ -76,14 +76,14 @@ pub fn whole() -> &'static Driver {
     &DRIVER
 }
 
-/// Returns the same double with early launches.
+/// Returns the double of [`whole`], in which kernels can also be launched early (programmatic stream serialization).
 pub fn whole_with_early_launches() -> &'static Driver {
     static DRIVER: LazyLock<Driver> =
         LazyLock::new(|| Driver { cuDriverGetVersion: version, cuLaunchKernelEx: Some(launch_early), ..whole().clone() });
     &DRIVER
 }
 
-/// Ends the capture of all streams and returns its graph.
+/// Ends the capture of all streams and returns the captured graph.
 pub fn captured() -> CUgraph {
     node(|node| {
         node.capturing = false;
@@ -100,7 +100,7 @@ fn captured_graph(node: &mut Node) -> usize {
 }
 
 impl Node {
-    /// Adds a copy to the graph that is being captured, in the current context.
+    /// Adds a copy in the current context to the graph that is being captured.
     pub(super) fn capture_copy(&mut self, dst: u64, src: u64, bytes: usize) {
         let graph = captured_graph(self);
         let copy = Work::Copy(current(), Segment { dst, src, bytes: bytes as u64 });
@@ -123,7 +123,7 @@ unsafe extern "C" fn capture_info(
     })
 }
 
-/// Runs a host function immediately, enqueues it if streams have queues, or adds it to the graph that is being captured.
+/// Runs a host function immediately. If streams have queues, enqueues the function instead; during a capture, adds it to the graph.
 pub(super) unsafe extern "C" fn launch_host(stream: CUstream, function: unsafe extern "C" fn(*mut c_void), user: *mut c_void) -> Code {
     let host = HostCall { function, user: user.expose_provenance() };
     let mut runs = false;
@@ -161,7 +161,7 @@ unsafe extern "C" fn create_object(
 }
 
 impl Graphs {
-    /// Releases references. Returns the destructors of unreferenced objects.
+    /// Releases references to user objects. Returns the destructors of objects that have no references any more.
     fn release(&mut self, objects: &[usize]) -> Vec<HostCall> {
         let mut dead = Vec::new();
         for object in objects {
@@ -187,7 +187,7 @@ unsafe extern "C" fn release_object(object: sys::CUuserObject, _: c_uint) -> Cod
     code
 }
 
-/// Transfers the caller's reference to the graph, as the backend requests.
+/// Transfers a reference to a user object from the caller to the graph, as the backend requests.
 unsafe extern "C" fn retain_object(graph: CUgraph, object: sys::CUuserObject, _: c_uint, _: c_uint) -> Code {
     call("cuGraphRetainUserObject", |node| match node.graphs.graphs.get_mut(&graph.addr()) {
         Some(graph) => {
@@ -225,7 +225,7 @@ fn remove(function: &'static str, take: impl FnOnce(&mut Graphs) -> Option<Graph
     code
 }
 
-/// The exec gets the nodes and user objects of its graph.
+/// Instantiates a graph. The executable graph gets copies of its nodes and references to its user objects.
 unsafe extern "C" fn instantiate(out: *mut CUgraphExec, graph: CUgraph, _: c_ulonglong) -> Code {
     call("cuGraphInstantiateWithFlags", |node| {
         let Some(graph) = node.graphs.graphs.get(&graph.addr()).cloned() else { return INVALID_VALUE };
@@ -295,7 +295,7 @@ unsafe extern "C" fn set_kernel(exec: CUgraphExec, at: CUgraphNode, kernel: *con
     set("cuGraphExecKernelNodeSetParams", exec, at, work)
 }
 
-/// Executes the nodes immediately, in the order in which they were added.
+/// Executes the nodes of an executable graph immediately, in the order in which they were added.
 unsafe extern "C" fn launch(exec: CUgraphExec, _: CUstream) -> Code {
     let mut work = Vec::new();
     let mut code = call("cuGraphLaunch", |node| {
@@ -324,7 +324,7 @@ const FEW: usize = 0x30;
 const ACTIONS: usize = 0x50;
 const FEW_ACTIONS: usize = 0x70;
 
-/// Returns the segments of a launch, from its argument.
+/// Returns the copy segments of a kernel launch, from the kernel's argument.
 unsafe fn segments(function: CUfunction, arguments: *mut *mut c_void) -> Vec<Segment> {
     let count_at = match function.addr() {
         MANY => 120 * 24 + 121 * 8,
@@ -377,7 +377,7 @@ unsafe extern "C" fn get_function(out: *mut CUfunction, _: CUmodule, name: *cons
     call("cuModuleGetFunction", |_| put(out, with_exposed_provenance_mut(function)))
 }
 
-/// Copies immediately and raises flags, without waiting for signals and flags.
+/// Runs a kernel immediately: copies data and sets flags, without waiting for signals and flags.
 unsafe extern "C" fn launch_kernel(
     function: CUfunction,
     blocks: c_uint,
@@ -398,7 +398,7 @@ unsafe extern "C" fn version(out: *mut c_int) -> Code {
     put(out, 12030)
 }
 
-/// Launches a kernel that itself waits for the end of the previous work.
+/// Launches a kernel that itself waits for the end of the previous work in the stream.
 unsafe extern "C" fn launch_early(
     config: *const sys::CUlaunchConfig,
     function: CUfunction,
