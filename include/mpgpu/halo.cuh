@@ -3,9 +3,9 @@
 #define MPGPU_HALO_CUH
 
 /// @file
-/// CUDA kernels for mpgpu/halo.hpp: one launch packs, or unpacks, for all neighbours and variables of a rank, or
-/// performs a whole exchange. For sources that nvcc compiles. This is the only header of mpgpu that needs the CUDA
-/// runtime.
+/// CUDA kernels for mpgpu/halo.hpp. One launch packs or unpacks the messages for all neighbours and variables of a
+/// rank, or performs a whole exchange. Include it in sources that nvcc compiles. This is the only header of mpgpu that
+/// needs the CUDA runtime.
 ///
 /// @code
 /// mpgpu::halo::options how;
@@ -33,9 +33,10 @@ namespace mpgpu::halo {
 namespace detail {
 
 constexpr unsigned copy_threads = 256;
-constexpr unsigned copy_blocks = 64; // maximum per piece; 27 pieces of a few such blocks fill the largest GPU
+constexpr unsigned copy_blocks = 64; // maximum number of blocks per piece; 27 pieces then fill the largest GPU
 
-/// Copies pieces. Block (x, y) copies every gridDim.x-th group of words of piece y.
+/// Kernel that packs or unpacks pieces (boxes of cells). Block (x, y) copies every gridDim.x-th group of words of piece
+/// y.
 template <direction Way> __global__ void copy_pieces(const piece *pieces) {
     const std::uint64_t first = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     copy_piece(pieces[blockIdx.y], Way, first, std::uint64_t{gridDim.x} * blockDim.x);
@@ -51,8 +52,8 @@ __global__ void __launch_bounds__(persistent_threads) exchange_kernel(persistent
 
 constexpr unsigned pushed_threads = 256; // small, so that many multiprocessors pack a face of a small mesh
 
-/// Performs a rank's part of an exchange in which messages are pushed. Four blocks per multiprocessor keep enough loads
-/// in flight to hide the latency of memory.
+/// Kernel that performs a rank's part of an exchange with pushed messages. Four blocks per multiprocessor keep enough
+/// loads in flight to hide the latency of memory.
 __global__ void __launch_bounds__(pushed_threads, 4) push_kernel(const __grid_constant__ pushed_work work) {
     push_messages(notify_block::current(), work);
 }
@@ -78,8 +79,8 @@ class current_device {
     int before_ = 0;
 };
 
-/// Returns the number of blocks of a kernel that can run simultaneously on the GPU that is current, if processes that
-/// share the GPU get equal parts of it. Throws if it is less than `least`.
+/// Returns the number of blocks of a kernel that can run simultaneously on the current GPU, if the GPU is divided
+/// evenly among the processes that share it. Throws if the number is less than `least`.
 template <class Kernel>
 unsigned blocks_at_once(const char *form, Kernel *kernel, unsigned threads, device where, int sharing, unsigned least) {
     int resident = 0;
@@ -99,12 +100,12 @@ unsigned blocks_at_once(const char *form, Kernel *kernel, unsigned threads, devi
     return most;
 }
 
-/// Reservation of blocks for a kernel that waits for other ranks. Kernels of several plans may wait at the same time,
-/// in a different order on each rank, so the blocks of all plans of this process must be able to run simultaneously. A
-/// plan reserves at most half of the remaining blocks.
+/// Reservation of thread blocks for a kernel that waits for other ranks. Kernels of several plans may wait at the same
+/// time, in a different order on each rank. Therefore the blocks of all plans of this process must be able to run
+/// simultaneously. A plan reserves at most half of the remaining blocks.
 class waiting_blocks {
   public:
-    /// Reserves at most `useful` of the `at_once` blocks of a device.
+    /// Reserves at most `useful` of the `at_once` blocks that can run simultaneously on a device.
     waiting_blocks(device where, unsigned at_once, unsigned useful) : where_(where.id()) {
         const std::lock_guard<std::mutex> locked(all().mutex);
         unsigned &taken = all().taken[where_];
@@ -131,7 +132,7 @@ class waiting_blocks {
   private:
     struct table {
         std::mutex mutex;
-        std::map<int, unsigned> taken; ///< by device
+        std::map<int, unsigned> taken; ///< number of reserved blocks, by device
     };
     static table &all() {
         static table one;
@@ -142,8 +143,8 @@ class waiting_blocks {
     unsigned count_ = 0;
 };
 
-/// Lets kernels on the current device write messages into the memory of this process's other GPUs. The memory of other
-/// processes is already mapped for the device, and needs no context on their GPUs.
+/// Enables access from the current device to the memory of this process's other GPUs, so that kernels can write
+/// messages there. Memory of other processes is already mapped for the device.
 inline void reach(const pushed_messages &messages, device where) {
     for (const pushed_message &m : messages.sent) {
         cudaPointerAttributes there{};
@@ -170,8 +171,8 @@ inline void reach(const pushed_messages &messages, device where) {
     }
 }
 
-/// Copies a list to device memory. The memory is freed with the last copy of the pointer, after enqueued work has
-/// finished.
+/// Copies a list to device memory. The memory is freed with the last copy of the returned pointer, after enqueued work
+/// has finished.
 template <class T> std::shared_ptr<buffer<T>> on_device(const context &ctx, device where, array_view<const T> list) {
     const auto kept = std::make_shared<buffer<T>>(ctx, where, list.size());
     if (list.empty()) {
@@ -184,14 +185,14 @@ template <class T> std::shared_ptr<buffer<T>> on_device(const context &ctx, devi
     return kept;
 }
 
-/// Lists of a `persistent_work` in device memory.
+/// Lists to which a `persistent_work` refers, in device memory.
 class lists_on_device {
   public:
     lists_on_device(const context &ctx, device where, const persistent_lists &lists)
         : pieces_(on_device<piece>(ctx, where, lists.pieces)), tiles_(on_device<tile>(ctx, where, lists.tiles)),
           starts_(on_device<std::uint32_t>(ctx, where, lists.starts)) {}
 
-    /// Returns the kernel argument.
+    /// Returns the kernel argument that refers to these lists.
     [[nodiscard]] persistent_work work(std::uint32_t sent, notifier tell) const {
         const auto received = static_cast<std::uint32_t>(starts_->size() - 1) - sent;
         return {pieces_->data(), tiles_->data(), starts_->data(), sent, received, tell};
@@ -203,7 +204,7 @@ class lists_on_device {
     std::shared_ptr<buffer<std::uint32_t>> starts_;
 };
 
-/// Throws the error of a kernel that runs in this stream, if it has failed.
+/// Throws an error if a kernel in this stream has failed.
 inline void check_persistent(stream_view stream) {
     const cudaError_t state = cudaStreamQuery(static_cast<cudaStream_t>(stream.get()));
     check_cuda(state == cudaErrorNotReady ? cudaSuccess : state, "the kernel that exchanges messages with other nodes");
@@ -211,7 +212,7 @@ inline void check_persistent(stream_view stream) {
 
 } // namespace detail
 
-/// Returns a copier that packs and unpacks by a kernel, for arrays on GPUs of the CUDA backend.
+/// Returns a value for `options::copy` that packs and unpacks by a CUDA kernel, for arrays on GPUs.
 [[nodiscard]] inline copier cuda_copier() {
     return [](const context &ctx, device where, array_view<const piece> pieces, direction way) -> launch_function {
         const auto kept = detail::on_device(ctx, where, pieces);
@@ -238,9 +239,9 @@ inline void check_persistent(stream_view stream) {
     };
 }
 
-/// Returns the kernel for `options::persistent`, for arrays on GPUs of the CUDA backend. It launches as many blocks as
-/// the kind of kernel (`options::persistent`) can use, but no more than this process's part of the GPU can run
-/// simultaneously, because blocks wait for each other and for other ranks. Processes that share a GPU get equal parts;
+/// Returns a value for `options::persistent_copy` that uses a CUDA kernel, for arrays on GPUs. The number of blocks
+/// depends on `options::persistent`. It does not exceed the number that can run simultaneously on this process's share
+/// of the GPU, because blocks wait for each other and for other ranks. Processes that share a GPU get equal shares;
 /// their kernels run concurrently only under MPS.
 [[nodiscard]] inline persistent_copier cuda_persistent() {
     return [](const context &ctx, device where, const detail::persistent_lists &lists, std::uint32_t sent,
@@ -270,8 +271,9 @@ inline void check_persistent(stream_view stream) {
     };
 }
 
-/// Returns an `own_kernel` for arrays on GPUs of the CUDA backend. `launch` is called with the GPU current. All blocks
-/// of the kernel must run simultaneously with all other work on the GPU, so launch it by `cudaLaunchCooperativeKernel`.
+/// Returns a value for `options::persistent_copy` that launches the program's own CUDA kernel (see `own_kernel`), for
+/// arrays on GPUs. When `launch` is called, the rank's GPU is current. All blocks of the kernel must run
+/// simultaneously, beside all other work on the GPU, so launch it by `cudaLaunchCooperativeKernel`.
 [[nodiscard]] inline persistent_copier cuda_own_kernel(own_launch launch) {
     return [launch = std::move(launch)](const context &ctx, device where, const detail::persistent_lists &lists,
                                         std::uint32_t sent, notifier tell, persistent_form, int) -> persistent_kernel {
@@ -286,10 +288,10 @@ inline void check_persistent(stream_view stream) {
     };
 }
 
-/// Returns the kernel for `options::pushed`, for arrays on GPUs of the CUDA backend. Between processes its blocks wait
-/// for other ranks. Therefore it uses at most half of the blocks that this process's part of the GPU can run
-/// simultaneously, and all plans together use at most all of them. Processes that share a GPU get equal parts; their
-/// kernels run concurrently only under MPS.
+/// Returns a value for `options::pushed_copy` that uses a CUDA kernel, for arrays on GPUs. If each rank is a process,
+/// the blocks of the kernel wait for other ranks. Therefore a plan uses at most half of the blocks that can run
+/// simultaneously on this process's share of the GPU, and all plans together use at most all of them. Processes that
+/// share a GPU get equal shares; their kernels run concurrently only under MPS.
 [[nodiscard]] inline pushing_copier cuda_pushed() {
     return [](const context &ctx, device where, const detail::pushed_messages &messages,
               int sharing) -> launch_function {

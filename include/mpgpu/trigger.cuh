@@ -3,19 +3,19 @@
 #define MPGPU_TRIGGER_CUH
 
 /// @file
-/// Triggers: arguments with which kernels mark partitions of a transfer as ready, or check that partitions have
-/// arrived. Needs nothing of the library except the values that a plan returns. A compiler without CUDA gets the same
-/// functions for CPU threads; each thread counts as a block of one thread.
+/// Triggers: kernel arguments with which kernels mark partitions of a transfer ready, or detect that partitions have
+/// arrived. The header needs nothing else from the library. A compiler without CUDA gets the same functions for CPU
+/// threads; each thread counts as a block of one thread.
 ///
 /// @code
 /// __global__ void produce(mpgpu::trigger out) {
 ///     double *cells = static_cast<double *>(out.destination());
 ///     const auto [first, end] = my_cells(blockIdx.x, gridDim.x);
 ///     for (auto i = first + threadIdx.x; i < end; i += blockDim.x) { cells[i] = compute(i); }
-///     out.ready_range(first * sizeof(double), (end - first) * sizeof(double));   // the whole block
+///     out.ready_range(first * sizeof(double), (end - first) * sizeof(double));   // called by the whole block
 /// }
 ///
-/// plan.arm(stream);   // the plan was made by mpgpu::node::plan, with partitions
+/// plan.arm(stream);   // plan of mpgpu::node::plan with partitions
 /// produce<<<blocks, threads, 0, stream>>>(mpgpu::trigger(plan.trigger(rank, 0)));
 /// plan.enqueue(stream);
 /// @endcode
@@ -120,14 +120,14 @@ inline void rest() {
 
 } // namespace trigger_detail
 
-/// Kernel argument for a transfer that moves in partitions. The sender's kernels mark partitions as ready with it; the
-/// receiver's kernels wait for partitions. It is a value of a few words, which is equal in every step (execution of the
-/// plan) and valid until the plan is destroyed.
+/// Trigger: kernel argument for a transfer that is copied in partitions. Kernels of the sender mark partitions ready
+/// with it. Kernels of the receiver detect with it that partitions have arrived. It is a small plain value that is
+/// equal in all steps (executions of the plan). It is valid until the plan is destroyed.
 ///
-/// Whole thread blocks call `ready…`, `wait` and `arrived`, with equal arguments in all threads, after the threads' own
-/// writes. The functions contain the required barrier and fence. In steps that do not count ready partitions, the
-/// `ready` functions contain neither. Within one step, use only one of the `ready` functions for a transfer, and use it
-/// for each partition.
+/// All threads of a block call `ready`, `ready_range` and similar functions, `wait` and `arrived`, with equal
+/// arguments, after their own writes. The functions contain the required barrier and fence. (The `ready` functions omit
+/// both in steps in which ready partitions are not counted.) Within one step, use only one of the `ready` functions for
+/// a transfer, and use it for each partition.
 class trigger {
   public:
     /// Constructs a trigger from the result of `mp_plan_get_trigger` (`mpgpu::plan::trigger`).
@@ -138,9 +138,10 @@ class trigger {
           reciprocal_(made.partition_bytes > 0 ? ~std::uint64_t{0} / made.partition_bytes : 0),
           partitions_(made.partitions), arrived_flags_(made.arrived_flags) {}
 
-    /// Returns the address at which producers write in this step: the source of the transfer, or its destination. It is
-    /// the destination with `MP_AGENT_PRODUCER`, and in steps for which `partitioning::stores` has selected it. Each
-    /// call reads memory, so keep the result in a variable. Null if this rank does not send the transfer.
+    /// Returns the address to which producers write in this step: the source of the transfer, or its destination. It is
+    /// the destination with `MP_AGENT_PRODUCER`, and in steps in which the library chooses stores by the producers
+    /// (`partitioning::stores`). Null if this rank does not send the transfer. Each call reads memory, so keep the
+    /// result in a variable.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION void *destination() const {
         return step_ != nullptr ? reinterpret_cast<void *>(step_[0]) : nullptr;
     }
@@ -148,19 +149,19 @@ class trigger {
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint64_t bytes() const { return bytes_; }
     /// Returns the number of partitions.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint32_t partitions() const { return partitions_; }
-    /// Returns the size of each partition except the last, bytes.
+    /// Returns the size in bytes of each partition except the last, which may be smaller.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint64_t partition_bytes() const { return partition_bytes_; }
-    /// Returns the offset of the first byte of a partition.
+    /// Returns the offset in bytes of the start of a partition.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint64_t begin(std::uint32_t partition) const {
         return partition * partition_bytes_;
     }
-    /// Returns the offset behind the last byte of a partition.
+    /// Returns the offset in bytes of the end of a partition (one past its last byte).
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint64_t end(std::uint32_t partition) const {
         return partition + 1 < partitions_ ? (partition + 1) * partition_bytes_ : bytes_;
     }
 
-    /// Marks the calling block's part of a partition as written. `producers` blocks call it, each once in a step. The
-    /// last of them starts the movement of the partition.
+    /// Reports that the calling block has written its part of a partition. `producers` blocks call it for this
+    /// partition, each once per step. When the last of them has called it, the partition is ready and is copied.
     MPGPU_TRIGGER_FUNCTION void ready(std::uint32_t partition, std::uint64_t producers = 1) const {
         if (!is_counted()) {
             return;
@@ -171,32 +172,33 @@ class trigger {
         }
     }
 
-    /// Marks `bytes` bytes of the transfer from byte `first` on as written by the calling block. The range may span
-    /// several partitions. Each byte is marked once in a step; the call that marks the last byte of a partition starts
-    /// its movement. A block that writes several ranges, for example rows of a face, makes one call for each.
+    /// Reports that the calling block has written the `bytes` bytes of the transfer that start at offset `first`. The
+    /// range may span several partitions. Each byte must be reported once per step. When all bytes of a partition are
+    /// reported, it is ready and is copied. A block that writes several ranges, for example rows of a face, makes one
+    /// call for each.
     MPGPU_TRIGGER_FUNCTION void ready_range(std::uint64_t first, std::uint64_t bytes) const {
         ready_rows(first, bytes, 1, 0);
     }
 
-    /// Marks `rows` ranges as written. Each has `bytes` bytes, and they begin `stride` bytes apart, for example the
-    /// part of a face that a block of a stencil writes.
+    /// Reports that the calling block has written `rows` ranges of `bytes` bytes each, whose starts are `stride` bytes
+    /// apart. An example is the part of a face that a block of a stencil kernel writes. Otherwise like `ready_range`.
     MPGPU_TRIGGER_FUNCTION void ready_rows(std::uint64_t first, std::uint64_t bytes, std::uint64_t rows,
                                            std::uint64_t stride) const {
         ready_rows(this, 1, first, bytes, rows, stride);
     }
 
-    /// Marks a range as written in each of `transfers` transfers, which send the same bytes to several destinations and
-    /// have equal partitions. The block's bytes are counted only once for all of them. Within a step, use no other
-    /// `ready` function for these transfers.
+    /// Reports a written range for several transfers at once, which send the same data to several destinations and have
+    /// equal partitions. The bytes are counted only once for all of them. Within a step, use no other `ready` function
+    /// for these transfers.
     MPGPU_TRIGGER_FUNCTION static void ready_range(const trigger *all, unsigned transfers, std::uint64_t first,
                                                    std::uint64_t bytes) {
         ready_rows(all, transfers, first, bytes, 1, 0);
     }
 
-    /// Returns true if a partition has arrived in this step, so that its bytes may be read. Call it only on a rank that
-    /// receives the transfer, after `mp_plan_arm`. Always false if the plan does not notify of arrivals. One thread of
-    /// the block checks, and all threads get the same result. If the sender has died or left the step, all partitions
-    /// arrive and the stream gets `MP_ERROR_PEER_GONE`.
+    /// Returns true if a partition has arrived in this step, so that it may be read. Call it only on a rank that
+    /// receives the transfer, after `mp_plan_arm`. Always returns false if receivers are not notified
+    /// (`partitioning::arrivals`). One thread of the block checks, and all threads get the same result. If the sender
+    /// has exited or left the step, all partitions count as arrived, and the stream reports `MP_ERROR_PEER_GONE`.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION bool arrived(std::uint32_t partition) const {
 #ifdef __CUDACC__
         return __syncthreads_and(!trigger_detail::is_first_thread() || is_up(partition)) != 0;
@@ -205,8 +207,8 @@ class trigger {
 #endif
     }
 
-    /// Waits until a partition has arrived. One thread of the block checks once per microsecond. Waiting blocks occupy
-    /// the GPU, so launch only as many as can run together with the work that they wait for.
+    /// Blocks until a partition has arrived. One thread of the block checks once per microsecond. Waiting blocks occupy
+    /// the GPU, so launch only as many as can run together with the work for which they wait.
     MPGPU_TRIGGER_FUNCTION void wait(std::uint32_t partition) const {
         if (trigger_detail::is_first_thread()) {
             while (!is_up(partition)) {
@@ -254,21 +256,21 @@ class trigger {
         add(all, transfers, partition, counted, one.end(partition) - one.begin(partition));
     }
 
-    /// Returns true if producers count ready partitions in this step.
+    /// Returns true if ready partitions are counted in this step.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION bool is_counted() const {
         return step_[1] != 0;
     }
 
-    /// Returns the partition of a byte. Avoids a division, which would take one thread hundreds of instructions while
-    /// all others of its block have finished.
+    /// Returns the index of the partition that contains a byte. Multiplies by a reciprocal, because a division would
+    /// take hundreds of instructions.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint32_t partition_of(std::uint64_t at) const {
         auto partition = static_cast<std::uint32_t>(trigger_detail::multiply_high(at, reciprocal_));
         // Two roundings down can make the result too small by one.
         return partition + (end(partition) <= at ? 1 : 0);
     }
 
-    /// Counts ready bytes or blocks of a partition in the counter of the first transfer. The call that completes it
-    /// resets the counter and sets the flags of all transfers.
+    /// Adds ready bytes or blocks of a partition to the counter of the first transfer. The call that completes the
+    /// partition resets the counter and sets the ready flags of all transfers.
     MPGPU_TRIGGER_FUNCTION static void add(const trigger *all, unsigned transfers, std::uint32_t partition,
                                            std::uint64_t amount, std::uint64_t whole) {
         if (amount < whole) {
@@ -293,7 +295,7 @@ class trigger {
         return up > 0 && up == arrived_flags_;
     }
 
-    const std::uint64_t *step_; ///< write address of the producers, and 1 if they count
+    const std::uint64_t *step_; ///< two words: address to which producers write; 1 if they count
     std::uint64_t *ready_;
     const std::uint64_t *arrived_;
     std::uint64_t *counters_;

@@ -20,24 +20,26 @@
 
 namespace mpgpu::halo {
 
-/// Exchange method that was measured when a plan was made, and the measured time.
+/// Exchange method that was measured when a plan was created, and the measured time.
 struct measured_form {
-    std::uint64_t direct_pieces; ///< value of `options::direct_pieces`
-    double seconds;              ///< least time per exchange, until the slowest rank has finished
-    bool pushed;                 ///< value of `options::pushed`
+    std::uint64_t direct_pieces; ///< measured value of `options::direct_pieces`
+    double seconds;              ///< shortest time of one exchange on the slowest rank, seconds
+    bool pushed;                 ///< measured value of `options::pushed`
 };
 
 namespace detail {
 
-/// Returns the least time of one exchange for each of several methods, seconds. Infinity for a method that fails. The
-/// methods alternate, so that a disturbance of the machine affects all of them. `run(method, exchanges)` returns the
-/// duration of several exchanges that are all enqueued before the host waits, or infinity if they fail. It returns
-/// equal values on all ranks, so that all ranks measure equally often and find the same result.
+/// Returns the shortest time of one exchange for each of several exchange methods, in seconds. The time is infinity for
+/// a method that fails. The methods alternate, so that a disturbance of the machine affects all of them.
 ///
-/// Up to 16 back-to-back exchanges are timed, as a time loop makes them. Two methods may be equally fast if the host
-/// waits for each exchange, yet differ by a factor of three when exchanges queue. Slow methods are timed with fewer
-/// exchanges. Each method runs two single exchanges first, then series of exchanges until all of them together have
-/// taken a tenth of a second.
+/// `run(method, exchanges)` returns the duration of several exchanges that are all enqueued before the host waits. It
+/// returns infinity if they fail. It returns equal values on all ranks, so that all ranks make equally many
+/// measurements and get the same result.
+///
+/// Up to 16 back-to-back exchanges are timed, as in a time loop. The reason is that two methods may be equally fast if
+/// the host waits for each exchange, but differ by a factor of three if exchanges are queued. Slow methods are timed
+/// with fewer exchanges. Each method first runs two single exchanges. Then it runs series of exchanges until they have
+/// taken a tenth of a second in total.
 template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t forms, const Run &run) {
     constexpr double enough = 0.1;
     constexpr int most_rounds = 8;
@@ -74,8 +76,8 @@ template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t
     return least;
 }
 
-/// Returns the index of the selected method: the first, which is the simplest, unless a later one is faster by more
-/// than the spread of the measurements.
+/// Returns the index of the selected exchange method. It is the first, which is the simplest, unless a later method is
+/// faster by more than the variation of the measurements.
 [[nodiscard]] inline std::size_t fastest_of(const std::vector<double> &seconds) noexcept {
     constexpr double margin = 0.05;
     std::size_t best = 0;
@@ -85,21 +87,22 @@ template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t
     return best;
 }
 
-/// One method of exchange.
+/// Exchange method that can be measured.
 struct form {
-    std::uint64_t direct_pieces; ///< value of `options::direct_pieces`
-    bool pushed = false;         ///< value of `options::pushed`
+    std::uint64_t direct_pieces; ///< value of `options::direct_pieces` to use
+    bool pushed = false;         ///< value of `options::pushed` to use
 };
 
-/// Exchange method that is not possible here.
+/// Exchange method that is not possible on this machine or with these arguments.
 struct refused_form {
     form which;
     std::string why;
-    std::exception_ptr error; ///< reason; null if the error occurred in another process
+    std::exception_ptr error; ///< error that it caused; null if the error occurred in another process
 };
 
-/// Calls `step()`, which is part of a method. If the method is not possible, because it exceeds a limit, is not
-/// supported by the machine, exhausts memory or fails on another rank, the error is returned. Other errors are thrown.
+/// Calls `step()`, which performs a part of an exchange method. Returns the error if the method is not possible:
+/// because it exceeds a limit, is not supported by the machine, exhausts memory or fails on another rank. Throws other
+/// errors.
 template <class Step> [[nodiscard]] std::optional<refused_form> refused(form which, const Step &step) {
 #if MPGPU_EXCEPTIONS
     const auto out = [&](const error &e) { return refused_form{which, e.what(), std::current_exception()}; };
@@ -121,7 +124,7 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
     return std::nullopt;
 }
 
-/// Throws the error of the first method. All methods have failed.
+/// Throws the error of the first exchange method. Called if all methods have failed.
 [[noreturn]] inline void fail_as_first(const std::vector<refused_form> &all) {
     const refused_form &first = *std::min_element(all.begin(), all.end(), [](const auto &a, const auto &b) {
         return a.which.direct_pieces < b.which.direct_pieces;
@@ -132,7 +135,7 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
     fail(invalid("arrays", first.why));
 }
 
-/// Returns the error of the requested method, if there is one.
+/// Returns an error if the options contradict each other.
 [[nodiscard]] inline std::optional<error_details> wrong(const options &how) {
     if (how.pushed.value_or(false) && how.direct_pieces.value_or(0) != 0) {
         return invalid("how", "options::pushed with direct_pieces=" + std::to_string(*how.direct_pieces) +
@@ -141,21 +144,21 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
     return std::nullopt;
 }
 
-/// Returns true if pushed messages were requested, or should be measured.
+/// Returns true if the options request pushed messages, or request that they are measured.
 [[nodiscard]] inline bool tries_pushed(const grid &g, const options &how, bool can_push) {
     return how.pushed.value_or(can_push && !how.direct_pieces && packs(g, 0));
 }
 
-/// Returns the duration of `work()`, seconds.
+/// Returns the duration of `work()` in seconds.
 template <class Work> [[nodiscard]] double seconds_of(const Work &work) {
     const auto started = std::chrono::steady_clock::now();
     work();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
 }
 
-/// Returns the limits to choose from: the caller's value, or all that are worth measuring. If no function can pack
-/// (`can_pack` is false), limits that require packing are left out. If all limits require packing, one of them remains,
-/// and creating its plan reports the error.
+/// Returns the values of `options::direct_pieces` to choose from: the caller's value, or all values that are worth
+/// measuring. If there is no function that can pack (`can_pack` is false), values that require packing are left out. If
+/// all values require packing, one of them remains; creating its plan then reports the error.
 [[nodiscard]] inline std::vector<std::uint64_t> limits_to_try(const grid &g,
                                                               const std::vector<std::size_t> &element_bytes,
                                                               const options &how, bool can_pack, int ranks_in_a_plan) {

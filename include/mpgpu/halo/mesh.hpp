@@ -3,7 +3,8 @@
 #define MPGPU_HALO_MESH_HPP
 
 /// @file
-/// The mesh, its division among ranks, and the arrays. Part of mpgpu/halo.hpp; include that header.
+/// Description of the mesh, of its division among ranks, and of the arrays. Part of mpgpu/halo.hpp; include that
+/// header.
 
 #include <mpgpu/mpgpu.hpp>
 
@@ -19,51 +20,51 @@
 
 namespace mpgpu::halo {
 
-/// Neighbours that exchange cells: those that differ in at most one, two or three dimensions.
+/// Neighbours with which a rank exchanges cells.
 enum class neighbours : std::int32_t {
-    faces = 1,  ///< 6 in three dimensions
-    edges = 2,  ///< also those across edges: 18
-    corners = 3 ///< also those across corners: 26
+    faces = 1,  ///< neighbours across faces: 6 in three dimensions
+    edges = 2,  ///< neighbours across faces and edges: 18 in three dimensions
+    corners = 3 ///< neighbours across faces, edges and corners: 26 in three dimensions
 };
 
-/// Mesh, with the division among ranks. Dimensions are x, y, z; x is contiguous in memory. Leave dimensions that a
-/// problem does not have at their defaults: one cell, no ghost cells. In y and z, 0 cells and 0 ranks also count as 1,
-/// so `g.cells = {nx, ny}` defines a plane. A plain value.
+/// Mesh, and its division among ranks. The dimensions are x, y and z. Cells that are adjacent in x are adjacent in
+/// memory. Keep the defaults in dimensions that a problem does not have: one cell, no ghost cells. In y and z, 0 cells
+/// and 0 ranks count as 1, so `g.cells = {nx, ny}` defines a plane. A plain value.
 struct grid {
-    /// Cells of the whole mesh, without ghost cells.
+    /// Number of cells of the whole mesh in each dimension, without ghost cells.
     std::array<std::int64_t, 3> cells = {1, 1, 1};
     /// Number of ranks in each dimension. Rank (x, y, z) has the number x + ranks[0] * (y + ranks[1] * z).
     std::array<int, 3> ranks = {1, 1, 1};
-    /// True if the first cell of a dimension follows the last.
+    /// True for each dimension that is periodic: its first cell is the neighbour of its last cell.
     std::array<bool, 3> periodic = {false, false, false};
-    /// Number of ghost cells at the beginning and at the end of each dimension. At most the number of cells that each
-    /// rank has in that dimension.
+    /// Number of ghost cells on each of the two sides in each dimension. It must not exceed the number of cells that
+    /// any rank has in that dimension.
     std::array<std::int64_t, 3> ghost = {0, 0, 0};
-    /// Neighbours whose cells are received. Ghost cells of other neighbours, and those outside a mesh that is not
-    /// periodic, are not changed.
+    /// Neighbours with which a rank exchanges cells. Other ghost cells are not changed: those that belong to other
+    /// neighbours, and those outside a mesh that is not periodic.
     neighbours reach = neighbours::corners;
 };
 
-/// Range of cells of the whole mesh or of one array.
+/// Box of cells of the whole mesh or of one array.
 struct box {
-    std::array<std::int64_t, 3> first = {0, 0, 0}; ///< first cell in each dimension, from 0
+    std::array<std::int64_t, 3> first = {0, 0, 0}; ///< index of the first cell in each dimension, from 0
     std::array<std::int64_t, 3> cells = {0, 0, 0}; ///< number of cells in each dimension
 };
 
 namespace detail {
 
-/// Returns the cells of the whole mesh, with 1 in dimensions that it does not have.
+/// Returns the number of cells of the mesh in each dimension. It is 1 in dimensions that the mesh does not have.
 [[nodiscard]] constexpr std::array<std::int64_t, 3> mesh_cells(const grid &g) noexcept {
     return {g.cells[0], g.cells[1] == 0 ? 1 : g.cells[1], g.cells[2] == 0 ? 1 : g.cells[2]};
 }
-/// Returns the ranks in each dimension, with 1 in dimensions that the mesh does not have.
+/// Returns the number of ranks in each dimension. It is 1 in dimensions that the mesh does not have.
 [[nodiscard]] constexpr std::array<int, 3> mesh_ranks(const grid &g) noexcept {
     return {g.ranks[0], g.ranks[1] == 0 ? 1 : g.ranks[1], g.ranks[2] == 0 ? 1 : g.ranks[2]};
 }
 
 } // namespace detail
 
-/// Returns the number of ranks of a grid, or the largest `int` if there are more.
+/// Returns the number of ranks of a grid. If it exceeds the range of `int`, returns the largest `int`.
 [[nodiscard]] constexpr int rank_count(const grid &g) noexcept {
     constexpr std::int64_t most = std::numeric_limits<int>::max();
     std::int64_t count = 1;
@@ -73,14 +74,14 @@ namespace detail {
     return static_cast<int>(count);
 }
 
-/// Returns the position of a rank in the rank grid.
+/// Returns the position (x, y, z) of a rank in the grid of ranks.
 [[nodiscard]] constexpr std::array<int, 3> place_of(const grid &g, int rank) noexcept {
     const std::array<int, 3> ranks = detail::mesh_ranks(g);
     return {rank % ranks[0], rank / ranks[0] % ranks[1], rank / ranks[0] / ranks[1]};
 }
 
-/// Returns the cells of the mesh that a rank computes. The parts are as equal as possible; the first ones have the
-/// extra cells.
+/// Returns the box of cells of the mesh that a rank computes. Cells are divided as evenly as possible. If the number of
+/// cells is not a multiple of the number of ranks in a dimension, the first ranks have one cell more.
 [[nodiscard]] constexpr box box_of(const grid &g, int rank) noexcept {
     const std::array<std::int64_t, 3> cells = detail::mesh_cells(g);
     const std::array<int, 3> ranks = detail::mesh_ranks(g);
@@ -101,18 +102,18 @@ namespace detail {
     return {own.cells[0] + 2 * g.ghost[0], own.cells[1] + 2 * g.ghost[1], own.cells[2] + 2 * g.ghost[2]};
 }
 
-/// One variable of one rank. Owns nothing.
+/// Array of one variable on one rank, with ghost cells. A non-owning view.
 struct rank_array {
-    void *data;                ///< first element
-    device location;           ///< device of the memory
-    std::size_t element_bytes; ///< size of one element, bytes
-    std::size_t size;          ///< number of elements
+    void *data;                ///< start address
+    device location;           ///< device that owns the memory
+    std::size_t element_bytes; ///< size of one element in bytes
+    std::size_t size;          ///< number of elements, including ghost cells
 };
 
-/// Variables of one rank, all on one device. All ranks have the same variables in the same order.
+/// Arrays of all variables of one rank, all on one device. All ranks have the same variables in the same order.
 using rank_arrays = std::vector<rank_array>;
 
-/// Returns a `buffer` or a `device_span` as a variable. The elements may have any trivially copyable type.
+/// Converts a `buffer` or a `device_span` to a `rank_array`. The elements may have any trivially copyable type.
 template <class Elements> [[nodiscard]] rank_array array_of(Elements &&elements) noexcept {
     const auto whole = mpgpu::detail::as_device_span(elements);
     using element = typename decltype(whole)::element_type;

@@ -31,7 +31,7 @@
 
 namespace mpgpu::halo::detail {
 
-/// Returns true if MPI reports support for device memory.
+/// Returns true if MPI reports that it can send and receive device memory.
 [[nodiscard]] inline bool gpu_aware() {
 #if defined(MPIX_CUDA_AWARE_SUPPORT)
     return MPIX_Query_cuda_support() == 1;
@@ -40,7 +40,7 @@ namespace mpgpu::halo::detail {
 #endif
 }
 
-/// Returns the number of ranks of a communicator that use this rank's device.
+/// Returns the number of ranks of a communicator that use the same device as this rank. Collective.
 [[nodiscard]] inline int ranks_sharing(const context &ctx, device where, MPI_Comm all) {
     int ranks = 0;
     mpi::detail::check(MPI_Comm_size(all, &ranks), "MPI_Comm_size");
@@ -51,21 +51,21 @@ namespace mpgpu::halo::detail {
     return static_cast<int>(std::count(uuids.begin(), uuids.end(), own));
 }
 
-/// Part of a message between two ranks, sent as one MPI message. It contains some of the message's pieces (boxes of
-/// cells).
+/// Part of a message between two ranks that is sent as one MPI message. It contains some of the pieces (boxes of cells)
+/// of the message.
 struct message_part {
-    std::uint64_t offset; ///< offset in the message
+    std::uint64_t offset; ///< offset of the part in the message, bytes
     std::uint64_t bytes;
     std::size_t first_piece;
     std::size_t pieces;
 };
 
-/// Returns the parts in which a message of elements of these sizes is sent, equal on both ranks. Each part has as many
-/// pieces as make 32 KiB, so that large messages are in flight while they are packed. Returns one part if no sizes are
-/// given.
+/// Returns the parts in which the message between two ranks is sent. The result is equal on both ranks. Each part
+/// contains pieces of about 32 KiB in total, so that the first parts of a large message are sent while others are
+/// packed. `element_bytes` contains the element size of each variable. If it is empty, returns one part.
 [[nodiscard]] inline std::vector<message_part> parts_of(const rank_pair &p,
                                                         const std::vector<std::size_t> &element_bytes) {
-    constexpr std::uint64_t enough = 32768; // MPI takes about as long for it as for an empty message
+    constexpr std::uint64_t enough = 32768; // MPI sends this size in about the time of an empty message
     if (element_bytes.empty()) {
         return {{0, p.bytes, 0, 0}};
     }
@@ -83,7 +83,8 @@ struct message_part {
     return parts;
 }
 
-/// Persistent MPI requests for all messages to and from ranks of other nodes, created once, on their own communicator.
+/// Persistent MPI requests for all messages to and from ranks on other nodes. They are created once, on their own
+/// communicator.
 class mpi_requests : public off_node {
   public:
     mpi_requests(const mpi_requests &) = delete;
@@ -105,17 +106,19 @@ class mpi_requests : public off_node {
     }
 
   protected:
-    /// One MPI send or receive: bytes in the rank's outbox or inbox, or in their staging buffers.
+    /// Description of one MPI send or receive. The data are in the rank's outbox or inbox (buffers of packed messages),
+    /// or in their staging buffers in host memory.
     struct message {
-        const rank_pair *of; ///< pair of the schedule, valid in constructors only
+        const rank_pair *of; ///< sending and receiving rank; valid only in constructors
         message_part part;
-        int tag; ///< distinguishes the parts, which are sent in any order
+        int tag; ///< MPI tag; identifies the part, because parts are sent in any order
         std::byte *box;
         std::byte *given;
     };
 
-    /// Creates the requests. `outbox` and `inbox` are those of this rank, on its device. Messages have several parts if
-    /// `element_bytes` is given. Collective over all ranks of the node's communicator.
+    /// Creates the MPI requests. `outbox` and `inbox` are the buffers of packed messages of this rank, on its device.
+    /// If `element_bytes` is not empty, large messages are sent in several parts. Collective over the ranks of the
+    /// node's communicator.
     mpi_requests(const context &ctx, const mpi::node &node, const schedule &all, int rank, device where,
                  const std::vector<std::size_t> &element_bytes, memory &outbox, memory &inbox, const options &how) {
         mpi::detail::check(MPI_Comm_dup(node.everyone(), messages_.address()), "MPI_Comm_dup");
@@ -168,7 +171,7 @@ class mpi_requests : public off_node {
         completed_.resize(requests_.size());
     }
 
-    /// Makes progress in MPI. Calls `arrived` with the number of each message that has arrived.
+    /// Makes progress in MPI. Calls `arrived` with the index of each message that has arrived.
     template <class Arrived> void test(const Arrived &arrived) {
         if (requests_.empty()) {
             return; // MPI may refuse an empty list
@@ -187,10 +190,10 @@ class mpi_requests : public off_node {
         }
     }
 
-    std::vector<message> received_; ///< same order as the requests
+    std::vector<message> received_; ///< in the order of the requests
     std::vector<message> sent_;
     exchange_progress now_;
-    int sharing_ = 1; ///< ranks that use this rank's device; counted for persistent kernels
+    int sharing_ = 1; ///< number of ranks that use this rank's device; set for persistent kernels
 
   private:
     void add(bool receives, const message &m, MPI_Datatype unit) {
@@ -207,14 +210,14 @@ class mpi_requests : public off_node {
                            receives ? "MPI_Recv_init" : "MPI_Send_init");
     }
 
-    mpi::detail::communicator messages_; ///< separate, so that messages of other plans or of the caller do not match
+    mpi::detail::communicator messages_; ///< separate communicator, so that other messages do not match
     memory staging_out_;
     memory staging_in_;
-    std::vector<MPI_Request> requests_; ///< receives, then sends
-    std::vector<int> completed_;        ///< for MPI_Testsome
+    std::vector<MPI_Request> requests_; ///< requests of the receives, then of the sends
+    std::vector<int> completed_;        ///< output of MPI_Testsome: indices of completed requests
 };
 
-/// Messages to and from ranks of other nodes that kernels pack before and unpack after.
+/// Messages to and from ranks on other nodes for which separate kernels pack before and unpack after MPI.
 class mpi_messages final : public mpi_requests {
   public:
     mpi_messages(const context &ctx, const mpi::node &node, const schedule &all, int rank, memory &outbox,
@@ -263,14 +266,15 @@ class mpi_messages final : public mpi_requests {
     }
 
   private:
-    mpgpu::plan nothing_; ///< empty plan; its request shows that a stream has reached a point
+    mpgpu::plan nothing_; ///< empty plan; its request ends when a stream reaches it
     request packed_;
     std::optional<mpgpu::plan> down_;
     std::optional<mpgpu::plan> up_;
 };
 
-/// Messages to and from ranks of other nodes, moved by one kernel that runs for the whole exchange. The thread polls
-/// for messages that the kernel has packed, and notifies it of those that have arrived.
+/// Messages to and from ranks on other nodes that one kernel packs and unpacks while it runs for the whole exchange. A
+/// CPU thread polls for messages that the kernel has packed and sends them. It notifies the kernel of messages that
+/// have arrived.
 class persistent_messages final : public mpi_requests {
   public:
     persistent_messages(const context &ctx, const mpi::node &node, const grid &g, const schedule &all, int rank,
@@ -326,9 +330,9 @@ class persistent_messages final : public mpi_requests {
         });
     }
 
-    /// Sends each packed message, and notifies the kernel of each that arrives. Receives are posted when the
-    /// kernel begins, because the previous exchange has then ended and unpacked its messages. The exchange is done only
-    /// when this rank's messages are sent too, because the next kernel may overwrite them.
+    /// Sends each packed message, and notifies the kernel of each message that has arrived. Receives are posted when
+    /// the kernel starts, because the previous exchange has then unpacked its messages. The exchange has ended only
+    /// when the messages of this rank are sent, too, because the next kernel overwrites them.
     exchange_progress progress() override {
         or_release([this] {
             constexpr unsigned look = 1024;
@@ -368,7 +372,7 @@ class persistent_messages final : public mpi_requests {
   private:
     [[nodiscard]] std::uint32_t sent() const noexcept { return static_cast<std::uint32_t>(sent_.size()); }
 
-    /// Lets the kernel end, regardless of the messages that have arrived.
+    /// Makes the kernel end, even if messages have not arrived.
     void release() noexcept {
         released_ = true;
         for (std::size_t k = 0; k <= received_.size(); ++k) { // and `all_sent_at`, which follows them
@@ -390,22 +394,22 @@ class persistent_messages final : public mpi_requests {
     }
 
     mp_context_t context_;
-    stream side_; ///< stream of the kernel, if the caller's stream exchanges with ranks of this node
+    stream side_; ///< stream of the kernel, if it runs beside the exchange with ranks of this node
     event forked_;
     event ended_;
     notifications told_;
     persistent_kernel kernel_;
     stream_view runs_in_ = stream_view::default_stream();
-    bool alone_ = false; ///< true if nothing is exchanged with ranks of this node
+    bool alone_ = false; ///< true if there is no exchange with ranks of this node
     bool released_ = false;
-    bool posted_ = false;        ///< true if the receives are posted
+    bool posted_ = false;        ///< true if the receives of the current exchange are posted
     std::uint64_t exchange_ = 0; ///< number of the last exchange
-    std::vector<bool> started_;  ///< true for sends that are started
+    std::vector<bool> started_;  ///< for each send of the current exchange: true if it is started
     unsigned polls_ = 0;
 };
 
-/// Messages on which a thread makes progress, from `start` until all are done. Only that thread uses the wrapped object
-/// meanwhile.
+/// Messages to and from ranks on other nodes on which a separate thread makes progress, from `start` until all have
+/// ended. During that time only this thread uses the wrapped object.
 class messages_by_thread final : public off_node {
   public:
     explicit messages_by_thread(std::shared_ptr<off_node> messages) : messages_(std::move(messages)) {
@@ -512,8 +516,8 @@ class messages_by_thread final : public off_node {
     std::shared_ptr<off_node> messages_;
     std::mutex mutex_;
     std::condition_variable wake_;
-    exchange_progress now_;     ///< last progress that the thread has reported
-    std::exception_ptr failed_; ///< error of the thread
+    exchange_progress now_;     ///< progress that the thread has reported last
+    std::exception_ptr failed_; ///< error that ended the work of the thread
     bool works_ = false;        ///< true during an exchange
     bool ends_ = false;
     std::thread thread_;

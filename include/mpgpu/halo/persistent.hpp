@@ -3,11 +3,13 @@
 #define MPGPU_HALO_PERSISTENT_HPP
 
 /// @file
-/// One kernel for all messages of a rank to and from other nodes. It packs messages, notifies a thread of each packed
-/// message, is notified of each message that has arrived, and unpacks it. Part of mpgpu/halo.hpp; include that header.
+/// Exchange with ranks on other nodes by one kernel per rank. The kernel packs the messages and notifies a CPU thread
+/// of each packed message, which sends it by MPI. The CPU thread notifies the kernel of each message that has arrived,
+/// and the kernel unpacks it. Part of mpgpu/halo.hpp; include that header.
 ///
-/// After B. Elis et al., Non-Blocking GPU-CPU Notifications to Enable More GPU-CPU Parallelism, HPC Asia 2024, whose
-/// two methods are `persistent_form::block_each` (there: stream approach) and `persistent_form::all_blocks` (stacked).
+/// The method is that of B. Elis et al., Non-Blocking GPU-CPU Notifications to Enable More GPU-CPU Parallelism, HPC
+/// Asia 2024. `persistent_form::block_each` is the paper's stream approach, and `persistent_form::all_blocks` its
+/// stacked approach.
 
 #include <mpgpu/halo/pieces.hpp>
 #include <mpgpu/notify.hpp>
@@ -23,7 +25,7 @@
 
 namespace mpgpu::halo::detail {
 
-/// Words of a cell of any type.
+/// Integer types through which cells of any type are copied.
 struct __attribute__((may_alias)) word_of_8 {
     std::uint64_t bits;
 };
@@ -34,13 +36,14 @@ struct __attribute__((may_alias)) word_of_1 {
     std::uint8_t bits;
 };
 
-/// Returns a / b. A 64-bit division takes a GPU five times as long as a 32-bit one and is rarely needed.
+/// Returns a / b. Uses a 32-bit division if possible, because a 64-bit division is five times slower on a GPU.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline std::uint64_t quotient(std::uint64_t a, std::uint64_t b) {
     constexpr unsigned half = 32;
     return ((a | b) >> half) == 0 ? static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b) : a / b;
 }
 
-/// Iterator over every `stride`-th word of a piece's cells, from word `first` on. Divides once, not for each word.
+/// Iterator over every `stride`-th word of the cells of a piece, starting at word `first`. It performs the division
+/// only once, not for each word.
 template <class Word> class cell_walk {
   public:
     MPGPU_NOTIFY_BOTH cell_walk(const piece &p, std::uint64_t row_words, std::uint64_t first, std::uint64_t stride)
@@ -49,7 +52,7 @@ template <class Word> class cell_walk {
         place(stride, dx_, dy_, dz_);
     }
 
-    /// Returns the address of the current word and advances to the next.
+    /// Returns the address of the current word, and advances to the next word.
     [[nodiscard]] MPGPU_NOTIFY_BOTH Word *next() {
         Word *const here = reinterpret_cast<Word *>(p_.cells + z_ * p_.plane_bytes + y_ * p_.row_bytes) + x_;
         x_ += dx_;
@@ -76,17 +79,17 @@ template <class Word> class cell_walk {
 
     const piece &p_;
     std::uint64_t row_words_;
-    std::uint64_t x_ = 0; ///< position of the next word: in its row, then its row and its plane
+    std::uint64_t x_ = 0; ///< position of the next word: index in its row, row and plane
     std::uint64_t y_ = 0;
     std::uint64_t z_ = 0;
-    std::uint64_t dx_ = 0; ///< stride in the same coordinates
+    std::uint64_t dx_ = 0; ///< stride, split in the same way
     std::uint64_t dy_ = 0;
     std::uint64_t dz_ = 0;
 };
 
-/// Copies every `stride`-th word of a piece, from word `first` to word `end`. A thread reads `AtOnce` words before it
-/// writes the first. Several words in flight help if few threads copy, or if the source is host memory, which is a
-/// microsecond or more away.
+/// Copies every `stride`-th word of a piece, from word `first` up to, but not including, word `end`. A thread reads
+/// `AtOnce` words before it writes the first. Several reads in flight are faster if few threads copy, or if the source
+/// is host memory, whose latency is a microsecond or more.
 template <class Word, unsigned AtOnce>
 MPGPU_NOTIFY_BOTH inline void copy_words(const piece &p, direction way, std::uint64_t first, std::uint64_t stride,
                                          std::uint64_t end) {
@@ -112,14 +115,14 @@ MPGPU_NOTIFY_BOTH inline void copy_words(const piece &p, direction way, std::uin
     }
 }
 
-/// Returns the size of the widest word to which all rows of a piece are aligned, bytes.
+/// Returns the size in bytes of the widest word to which all rows of a piece are aligned.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline unsigned word_bytes(const piece &p) {
     const std::uint64_t all =
         reinterpret_cast<std::uintptr_t>(p.cells) | p.element_bytes | p.row_bytes | p.plane_bytes; // see the low bits
     return all % sizeof(std::uint64_t) == 0 ? 8 : all % sizeof(std::uint32_t) == 0 ? 4 : 1;
 }
 
-/// Copies every `stride`-th word of a piece in [first, end).
+/// Copies every `stride`-th word of a piece in the range [first, end), with the widest possible word.
 template <unsigned AtOnce = 1>
 MPGPU_NOTIFY_BOTH inline void copy_piece(const piece &p, direction way, std::uint64_t first, std::uint64_t stride,
                                          std::uint64_t end = ~std::uint64_t{0}) {
@@ -133,9 +136,10 @@ MPGPU_NOTIFY_BOTH inline void copy_piece(const piece &p, direction way, std::uin
     }
 }
 
-/// Unit of work for a warp or a CPU thread: part of a piece. Warps divide small and large pieces evenly.
+/// Tile: unit of copying for a warp or a CPU thread. It is a part of a piece, so that work is divided evenly among
+/// warps even if pieces have different sizes.
 struct tile {
-    std::uint64_t first; ///< first word, in the piece
+    std::uint64_t first; ///< index of its first word in the piece
     std::uint32_t piece;
     std::uint32_t unused;
 };
@@ -143,23 +147,24 @@ struct tile {
 constexpr unsigned tile_lane_words = 4; // words per thread of a warp: with more, 1024 threads run out of registers
 constexpr std::uint64_t tile_words = std::uint64_t{32} * tile_lane_words;
 
-/// Kernel argument that describes one launch. A plain value; its lists are in memory that the kernel can access.
+/// Kernel argument that describes the messages of one launch. A plain value. Its lists are in memory that the kernel
+/// can access.
 struct persistent_work {
     const piece *pieces = nullptr;
     const tile *tiles = nullptr;
-    const std::uint32_t *starts = nullptr; ///< message m has tiles `starts[m]` to `starts[m + 1]`
-    std::uint32_t sent = 0;                ///< number of sent messages, which come first
+    const std::uint32_t *starts = nullptr; ///< message m consists of tiles `starts[m]` to `starts[m + 1] - 1`
+    std::uint32_t sent = 0;                ///< number of sent messages; they precede the received ones
     std::uint32_t received = 0;            ///< number of received messages
     notifier tell;
 };
 
-/// Lists of a `persistent_work` on the host.
+/// Lists to which a `persistent_work` refers, in host memory.
 struct persistent_lists {
     std::vector<piece> pieces;
     std::vector<tile> tiles;
     std::vector<std::uint32_t> starts = {0};
 
-    /// Adds a message. Messages that are sent come first.
+    /// Appends a message. Messages that are sent must be added before those that are received.
     void add(array_view<const piece> message) {
         for (const piece &p : message) {
             const std::uint64_t words = p.count[0] * p.element_bytes / word_bytes(p) * p.count[1] * p.count[2];
@@ -177,7 +182,7 @@ struct persistent_lists {
         return {pieces.data(), tiles.data(), starts.data(), sent, received, tell};
     }
 
-    /// Returns the number of tiles of the message that has most.
+    /// Returns the largest number of tiles of a message.
     [[nodiscard]] std::uint32_t most_tiles() const noexcept {
         std::uint32_t most = 0;
         for (std::size_t m = 0; m + 1 < starts.size(); ++m) {
@@ -190,14 +195,16 @@ struct persistent_lists {
 // Notifications of a launch. The value of an arrival notification contains the message that has arrived. Therefore the
 // kernel waits for one notification at a time and unpacks in the order of arrival.
 
-/// Index of the notification that the kernel sets to the exchange's number when it begins. The previous kernel has then
-/// ended, and its memory is free.
+/// Index of the notification that the kernel sets to the number of the exchange when it begins. The previous kernel has
+/// then ended, so its message buffers may be reused.
 constexpr std::size_t begun = 0;
-/// Index of the notification that the kernel sets to the exchange's number when sent message `m` is packed.
+/// Returns the index of the notification that the kernel sets to the number of the exchange when it has packed message
+/// `m`.
 [[nodiscard]] MPGPU_NOTIFY_BOTH constexpr std::size_t packed_at(std::size_t m) {
     return 1 + m;
 }
-/// Index of the notification that the thread sets to `arrival(exchange, m)` when message m is the k-th to arrive.
+/// Returns the index of the notification that the CPU thread sets to `arrival(exchange, m)` when message `m` is the
+/// k-th message to arrive.
 [[nodiscard]] MPGPU_NOTIFY_BOTH constexpr std::size_t arrived_at(std::uint32_t sent, std::size_t k) {
     return std::size_t{1} + sent + k;
 }
@@ -205,12 +212,12 @@ constexpr unsigned message_bits = 32;
 [[nodiscard]] MPGPU_NOTIFY_BOTH constexpr std::uint64_t arrival(std::uint64_t exchange, std::uint32_t message) {
     return (exchange << message_bits) | message;
 }
-/// Index of the notification that the thread sets to the exchange's number when all messages are sent. A kernel that
-/// continues may then pack again.
+/// Returns the index of the notification that the CPU thread sets to the number of the exchange when all messages are
+/// sent. The message buffers may then be packed again.
 [[nodiscard]] MPGPU_NOTIFY_BOTH constexpr std::size_t all_sent_at(std::uint32_t sent, std::uint32_t received) {
     return std::size_t{1} + sent + received;
 }
-/// Value that replaces an arrival if nothing will arrive any more. The kernel then ends.
+/// Value to which the arrival notifications are set if no more messages will arrive. The kernel then ends.
 constexpr std::uint64_t given_up = ~std::uint64_t{0};
 
 /// Copies a message with the threads of one block or of all blocks.
@@ -231,13 +238,13 @@ MPGPU_NOTIFY_BOTH inline void copy_message(const notify_block &block, const pers
     }
 }
 
-/// Returns true if the calling block only polls for all others. It is the last block, if each message has its own
-/// block.
+/// Returns true if the calling block does not copy but only polls for notifications on behalf of all others. If each
+/// message has its own block, this is the last block.
 template <persistent_form Form> [[nodiscard]] MPGPU_NOTIFY_BOTH inline bool polls(const notify_block &block) {
     return Form == persistent_form::block_each && block.index == block.blocks - 1;
 }
 
-/// Packs the messages that are sent, and notifies the thread of each.
+/// Packs all messages to send, and notifies the CPU thread of each packed message.
 template <persistent_form Form>
 MPGPU_NOTIFY_BOTH inline void pack_messages(const notify_block &block, const persistent_work &work,
                                             std::uint64_t exchange) {
@@ -258,7 +265,7 @@ MPGPU_NOTIFY_BOTH inline void pack_messages(const notify_block &block, const per
     }
 }
 
-/// Unpacks each message that arrives. Returns false if nothing will arrive any more.
+/// Unpacks each message when it arrives. Returns false if no more messages will arrive.
 template <persistent_form Form>
 MPGPU_NOTIFY_BOTH inline bool unpack_messages(const notify_block &block, const persistent_work &work,
                                               std::uint64_t exchange) {
@@ -281,7 +288,7 @@ MPGPU_NOTIFY_BOTH inline bool unpack_messages(const notify_block &block, const p
     return true;
 }
 
-/// Performs the work of the calling block in an exchange.
+/// Performs the calling block's work in an exchange.
 template <persistent_form Form>
 MPGPU_NOTIFY_BOTH inline void exchange_messages(const notify_block &block, const persistent_work &work,
                                                 std::uint64_t exchange) {
@@ -289,7 +296,8 @@ MPGPU_NOTIFY_BOTH inline void exchange_messages(const notify_block &block, const
     unpack_messages<Form>(block, work, exchange);
 }
 
-/// Runs the kernel on CPU threads, each of which acts as a block, for memory that the CPU can access.
+/// Runs the kernel on CPU threads, each of which acts as a block. The CPU must be able to access the arrays and
+/// messages.
 template <persistent_form Form>
 void run_as_threads(const persistent_lists &lists, std::uint32_t sent, notifier tell, std::uint64_t exchange) {
     const persistent_work work = lists.work(sent, tell);
@@ -324,39 +332,42 @@ void run_as_threads(const persistent_lists &lists, std::uint32_t sent, notifier 
 
 namespace mpgpu::halo {
 
-/// Argument for a kernel of the program that performs exchanges in addition to its computation. A plain value. All
-/// threads of all blocks of the grid call the functions below, and all blocks must run simultaneously
-/// (docs/guide/halo.md).
+/// Argument for a kernel of the program that performs exchanges in addition to its computation. A plain value. The
+/// kernel passes it to `pack_and_tell`, `await_and_unpack` and `await_sent`. All threads of all blocks of the grid call
+/// these functions, and all blocks must run simultaneously (docs/guide/halo.md).
 using kernel_work = detail::persistent_work;
 
-/// Begins an exchange: packs all messages to ranks of other nodes, and notifies the thread of each. All blocks must
-/// have synchronised (`grid.sync()`) after they wrote the cells and after they unpacked the previous exchange.
+/// Begins an exchange inside a kernel: packs all messages to ranks on other nodes, and notifies the CPU thread of each
+/// packed message. Before that, all blocks must have synchronised (`grid.sync()`) after they wrote the cells and after
+/// they unpacked the messages of the previous exchange.
 MPGPU_NOTIFY_BOTH inline void pack_and_tell(const notify_block &block, const kernel_work &work,
                                             std::uint64_t exchange) {
     detail::pack_messages<persistent_form::all_blocks>(block, work, exchange);
 }
 
-/// Waits for each message of the exchange and unpacks it. All blocks must synchronise before a block reads ghost cells
-/// that another has unpacked. Returns false if the exchange has failed on the host; the kernel must then end.
+/// Waits inside a kernel for each message of the exchange and unpacks it. Before a block reads ghost cells that another
+/// block has unpacked, all blocks must synchronise. Returns false if the exchange has failed on the host; the kernel
+/// must then end.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline bool await_and_unpack(const notify_block &block, const kernel_work &work,
                                                              std::uint64_t exchange) {
     return detail::unpack_messages<persistent_form::all_blocks>(block, work, exchange);
 }
 
-/// Waits until the packed messages of an exchange are sent, in a kernel that begins another exchange afterwards.
-/// Returns false if the exchange has failed on the host; the kernel must then end.
+/// Waits inside a kernel until the packed messages of an exchange are sent. Required if the kernel begins another
+/// exchange afterwards, because that exchange overwrites the message buffers. Returns false if the exchange has failed
+/// on the host; the kernel must then end.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline bool await_sent(const notify_block &block, const kernel_work &work,
                                                        std::uint64_t exchange) {
     return work.tell.wait(block, detail::all_sent_at(work.sent, work.received), exchange) != detail::given_up;
 }
 
-/// Function that launches the program's own kernel for an exchange, in the stream. It launches nothing for an exchange
-/// that a running kernel performs.
+/// Function that launches the program's own kernel in the given stream, for the exchange with the given number. For an
+/// exchange that a running kernel already performs, it launches nothing.
 using own_launch = std::function<void(stream_view, const kernel_work &, std::uint64_t exchange)>;
 
-/// Returns a value for `options::persistent_copy` that launches the program's own kernel, for memory that the CPU can
-/// access. On CUDA use `cuda_own_kernel` of mpgpu/halo.cuh. `options::persistent` must be
-/// `persistent_form::all_blocks`.
+/// Returns a value for `options::persistent_copy` that launches the program's own kernel instead of one of the library.
+/// This function is for memory that the CPU can access. On CUDA use `cuda_own_kernel` of mpgpu/halo.cuh.
+/// `options::persistent` must be `persistent_form::all_blocks`.
 [[nodiscard]] inline persistent_copier own_kernel(own_launch launch) {
     return [launch = std::move(launch)](const context &, device, const detail::persistent_lists &lists,
                                         std::uint32_t sent, notifier tell, persistent_form, int) -> persistent_kernel {

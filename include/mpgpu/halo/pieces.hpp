@@ -3,7 +3,8 @@
 #define MPGPU_HALO_PIECES_HPP
 
 /// @file
-/// Cells that are packed into messages, and the functions that pack them. Part of mpgpu/halo.hpp; include that header.
+/// Options of halo exchanges, and the boxes of cells (pieces) that are packed into messages. Part of mpgpu/halo.hpp;
+/// include that header.
 
 #include <mpgpu/halo/mesh.hpp>
 #include <mpgpu/notify.cuh>
@@ -19,35 +20,39 @@
 
 namespace mpgpu::halo {
 
-/// Box of cells of one array, and the same cells stored contiguously in a message. A plain value that a kernel can
-/// take. Cell (x, y, z) is at `cells + x * element_bytes + y * row_bytes + z * plane_bytes`, and in the message at
-/// `message + ((z * count[1] + y) * count[0] + x) * element_bytes`. `message` is aligned to 16 bytes.
+/// Piece: a box of cells of one array, together with the place in a message at which these cells are stored
+/// contiguously. A plain value that can be a kernel argument.
+///
+/// Cell (x, y, z) of the box is at `cells + x * element_bytes + y * row_bytes + z * plane_bytes` in the array, and at
+/// `message + ((z * count[1] + y) * count[0] + x) * element_bytes` in the message. `message` is aligned to 16 bytes.
 struct piece {
-    std::byte *cells;            ///< first cell in the array
-    std::byte *message;          ///< first cell in the message
-    std::uint64_t element_bytes; ///< size of one cell, bytes
-    std::uint64_t count[3];      ///< cells of the box; no std::array, which device code may not index
-    std::uint64_t row_bytes;     ///< bytes from a row of the array to the next
-    std::uint64_t plane_bytes;   ///< bytes from a plane of the array to the next
+    std::byte *cells;            ///< address of the first cell in the array
+    std::byte *message;          ///< address of the first cell in the message
+    std::uint64_t element_bytes; ///< size of one cell in bytes
+    std::uint64_t count[3];      ///< cells per dimension; device code cannot index a std::array
+    std::uint64_t row_bytes;     ///< distance of adjacent rows of the array in bytes
+    std::uint64_t plane_bytes;   ///< distance of adjacent planes of the array in bytes
 };
 
-/// Direction in which `launch` copies.
+/// Direction in which cells are copied between an array and a message.
 enum class direction : std::int32_t {
-    pack,  ///< from the cells into the message
-    unpack ///< from the message into the cells
+    pack,  ///< from the array into the message
+    unpack ///< from the message into the array
 };
 
-/// Function that enqueues the copies for a set of pieces, as a kernel or a host function. It is called once per
-/// exchange.
+/// Function that enqueues in the given stream the copies of a set of pieces (boxes of cells), as a kernel or a host
+/// function. It is called once per exchange.
 using launch_function = std::function<void(stream_view)>;
 
-/// Function that creates a `launch_function` for pieces of one device. It is called when a plan is made, at most three
-/// times per rank for each method that is tried. The list of pieces is in host memory and is invalid after the call, so
-/// a copier for CUDA copies it to the device. Pieces do not overlap. The launch function is called with a stream on the
-/// device.
+/// Function that creates a `launch_function` which packs or unpacks pieces (boxes of cells) on one device. It is called
+/// when a plan is created, at most three times per rank for each exchange method that is measured.
+///
+/// The list of pieces is in host memory and is valid only during the call, so a copier for CUDA copies it to the
+/// device. Pieces do not overlap. The launch function is called with a stream of the device.
 using copier = std::function<launch_function(const context &, device, array_view<const piece>, direction)>;
 
-/// Copies pieces (boxes of cells) on the calling thread, for arrays and messages that the CPU can access.
+/// Packs or unpacks pieces (boxes of cells) on the calling thread. The CPU must be able to access the arrays and
+/// messages.
 inline void copy_on_cpu(array_view<const piece> pieces, direction way) noexcept {
     for (const piece &p : pieces) {
         const std::uint64_t bytes = p.count[0] * p.element_bytes;
@@ -67,11 +72,11 @@ inline void copy_on_cpu(array_view<const piece> pieces, direction way) noexcept 
     }
 }
 
-/// Kind of kernel that packs and unpacks all messages of a rank to and from other nodes.
+/// Kind of kernel that packs and unpacks the messages of a rank to and from ranks on other nodes.
 enum class persistent_form : std::int32_t {
-    none,       ///< a kernel packs, the host waits for it and calls MPI, and another kernel unpacks
-    block_each, ///< one kernel with one block per message
-    all_blocks  ///< one kernel, all blocks of which copy one message after the other
+    none,       ///< separate kernels pack and unpack; in between, the host calls MPI
+    block_each, ///< one kernel for the whole exchange; each block handles one message
+    all_blocks  ///< one kernel for the whole exchange; all blocks handle the same message, one after the other
 };
 
 namespace detail {
@@ -79,84 +84,90 @@ struct persistent_lists;
 struct pushed_messages;
 } // namespace detail
 
-/// Kernel that packs, waits and unpacks.
+/// Kernel that performs a whole exchange with ranks on other nodes: packs, waits for messages, and unpacks.
 struct persistent_kernel {
-    /// Enqueues the exchange with the given number, counted from 1.
+    /// Launches the kernel for one exchange in the given stream. The second argument is the number of the exchange,
+    /// from 1.
     std::function<void(stream_view, std::uint64_t)> launch;
-    /// Throws if the kernel that was launched in this stream has failed. Never blocks.
+    /// Throws an error if the kernel that was launched in the given stream has failed. Never blocks.
     std::function<void(stream_view)> check;
 };
 
-/// Function that creates a `persistent_kernel` for one device. Its arguments are the lists of messages, the number of
-/// messages that are sent (the first ones in the lists), the notifier between kernel and CPU thread, the kind of
-/// kernel, and the number of processes that share the device. The lists are in host memory and are invalid after the
-/// call.
+/// Function that creates a `persistent_kernel` for one device. Its arguments after the device are:
+/// - the lists of messages, which are in host memory and valid only during the call,
+/// - the number of messages that are sent (the first ones in the lists),
+/// - the notifier between the kernel and a CPU thread,
+/// - the kind of kernel,
+/// - the number of processes that share the device.
 using persistent_copier = std::function<persistent_kernel(const context &, device, const detail::persistent_lists &,
                                                           std::uint32_t, notifier, persistent_form, int)>;
 
-/// Function that creates the kernel for exchanges in which messages are pushed, for one device. Its arguments are the
-/// messages, which are in host memory and invalid after the call, and the number of processes that share the device.
-/// The kernel is launched once per exchange, always after the previous launch has ended.
+/// Function that creates the kernel for exchanges with pushed messages (`options::pushed`), for one device. Its
+/// arguments after the device are the messages, which are in host memory and valid only during the call, and the number
+/// of processes that share the device. The kernel is launched once per exchange, always after the previous launch has
+/// ended.
 using pushing_copier = std::function<launch_function(const context &, device, const detail::pushed_messages &, int)>;
 
-/// Memory that is passed to MPI for messages to other nodes.
+/// Kind of memory that is passed to MPI for messages to and from ranks on other nodes.
 enum class mpi_memory : std::int32_t {
-    automatic, ///< device memory if MPI reports support for it, and on the host backend; otherwise staged
+    automatic, ///< device memory if MPI reports support for it or on the host backend; otherwise staged
     device,    ///< device memory, for a GPU-aware MPI that does not report its support
-    staged     ///< host memory, with a copy by the sender and one by the receiver
+    staged     ///< host memory; sender and receiver each make an additional copy
 };
 
-/// Thread that makes progress on messages to and from ranks of other nodes, between `plan::start` and `plan::finish`.
+/// Thread that makes progress on messages to and from ranks on other nodes, between `plan::start` and `plan::finish`.
 enum class progress_by {
-    start,  ///< thread that calls `start` and `finish`; `start` waits for packing, `finish` for arrival
-    caller, ///< threads that call `plan::progress`; `start` does not wait, and `finish` does the rest
-    thread  ///< thread that the plan creates, which polls from `start` on; requires MPI_THREAD_MULTIPLE
+    start,  ///< thread that calls `start`, which blocks until packed, and `finish`, which blocks until received
+    caller, ///< threads that call `plan::progress`; `start` does not block, and `finish` completes the exchange
+    thread  ///< separate thread that the plan creates and that polls; requires MPI_THREAD_MULTIPLE
 };
 
-/// Progress of an exchange with ranks of other nodes. A large message counts as several.
+/// Progress of an exchange with ranks on other nodes, in numbers of messages. A large message is sent as several.
 struct exchange_progress {
-    std::size_t packed = 0;     ///< packed and passed to MPI
-    std::size_t sent = 0;       ///< sent, so that their memory may be written again
-    std::size_t to_send = 0;    ///< total number to send
-    std::size_t received = 0;   ///< received
-    std::size_t to_receive = 0; ///< total number to receive
+    std::size_t packed = 0;     ///< messages that are packed and passed to MPI
+    std::size_t sent = 0;       ///< messages that are sent, so that their memory may be reused
+    std::size_t to_send = 0;    ///< total number of messages to send
+    std::size_t received = 0;   ///< messages that are received
+    std::size_t to_receive = 0; ///< total number of messages to receive
     /// Returns true if all messages were sent and received.
     [[nodiscard]] bool is_done() const noexcept { return sent == to_send && received == to_receive; }
 };
 
 /// Options of a halo exchange.
 struct options {
-    /// Maximum number of contiguous pieces of a region that is copied directly into ghost cells, without packing. A
-    /// region consists of the cells that two ranks exchange over one face, edge or corner; each piece of each variable
-    /// is one transfer. 0 packs all regions, the largest value packs none.
+    /// Limit that decides which regions are packed. A region consists of the cells that two ranks exchange across one
+    /// face, edge or corner. If it consists of at most this number of contiguous pieces, it is copied directly into
+    /// ghost cells, with one transfer per piece and variable. Otherwise it is packed into a message. With 0 all regions
+    /// are packed. With the largest value none is packed.
     ///
-    /// If it is empty, making the plan measures back-to-back exchanges with up to three values and selects the fastest:
-    /// 0, 1, and the largest value with at most 16384 transfers. A larger value must be faster by more than 5 %, and a
-    /// value that fails is skipped. The measurement writes the ghost cells as any exchange does, so nothing else may
-    /// write to the arrays meanwhile.
+    /// If it is empty, the plan's constructor measures back-to-back exchanges with up to three values and selects the
+    /// fastest: 0, 1, and the largest value that leads to at most 16384 transfers. A larger value is selected only if
+    /// it is faster by more than 5 %. A value that fails is skipped. The measurement writes ghost cells like any
+    /// exchange, so nothing else may write to the arrays at that time.
     std::optional<std::uint64_t> direct_pieces;
-    /// Function that creates the pack and unpack operations. Empty: CPU loops, which only the host backend can use.
+    /// Function that creates the pack and unpack operations, on CUDA `cuda_copier()` of mpgpu/halo.cuh. If it is empty,
+    /// CPU loops are used, which is possible only on the host backend.
     copier copy;
-    /// Options for planning the transfers. Between processes `mpgpu::node::plan` plans them for all ranks of a node
-    /// together.
+    /// Options for planning the transfers.
     plan_options transfers;
-    /// Kind of memory that is passed to MPI, for plans that span nodes.
+    /// Kind of memory that is passed to MPI. Used only if there are ranks on other nodes.
     mpi_memory between_nodes = mpi_memory::automatic;
-    /// Kind of kernel that packs and unpacks messages to other nodes, for plans that span nodes. Equal on all ranks.
+    /// Kind of kernel that packs and unpacks messages to and from ranks on other nodes. Equal on all ranks.
     persistent_form persistent = persistent_form::none;
-    /// Function that creates that kernel, on CUDA `cuda_persistent()` of mpgpu/halo.cuh. Empty: CPU threads, which only
-    /// the host backend can use.
+    /// Function that creates the kernel for `persistent`, on CUDA `cuda_persistent()` of mpgpu/halo.cuh. If it is
+    /// empty, CPU threads are used, which is possible only on the host backend.
     persistent_copier persistent_copy;
-    /// Thread that makes progress on messages, for plans that span nodes.
+    /// Thread that makes progress on messages to and from ranks on other nodes.
     progress_by progress = progress_by::start;
-    /// True if the kernel that packs also writes each message directly into the memory of the receiving rank and
-    /// notifies it, so that no copy is needed. Between processes the same kernel also unpacks arriving messages and
-    /// performs the whole exchange. All ranks must be on one node. All regions are packed, so true requires
-    /// `direct_pieces` to be empty or 0. Empty: measured together with the values of `direct_pieces`, if that is empty
-    /// too, and used if it is faster by more than 5 %.
+    /// True if messages are pushed: the kernel that packs a message writes it directly into the memory of the receiving
+    /// rank and notifies that rank, so no separate copy is needed. If each rank is a process, the same kernel also
+    /// unpacks arriving messages, and so performs the whole exchange.
+    ///
+    /// All ranks must be on one node. All regions are packed, so `direct_pieces` must be empty or 0. If both options
+    /// are empty, this method is measured too, and is used if it is faster by more than 5 %.
     std::optional<bool> pushed;
-    /// Function that creates that kernel, on CUDA `cuda_pushed()` of mpgpu/halo.cuh. Empty: CPU threads, which only the
-    /// host backend can use.
+    /// Function that creates the kernel for `pushed`, on CUDA `cuda_pushed()` of mpgpu/halo.cuh. If it is empty, CPU
+    /// threads are used, which is possible only on the host backend.
     pushing_copier pushed_copy;
 };
 

@@ -25,7 +25,7 @@ namespace mpgpu::halo {
 
 namespace detail {
 
-/// Messages between this process's rank and ranks of other nodes, independent of the method that moves them.
+/// Interface of the classes that exchange messages between this process's rank and ranks on other nodes.
 class off_node {
   public:
     off_node() = default;
@@ -35,17 +35,17 @@ class off_node {
     off_node &operator=(off_node &&) = delete;
     virtual ~off_node() = default;
 
-    /// Enqueues the work that must precede sending. Called after packing is enqueued.
+    /// Enqueues the work that must finish before messages are sent. Called after packing is enqueued.
     virtual void packed(stream_view order) = 0;
-    /// Starts sending and receiving.
+    /// Starts to send and to receive messages.
     virtual void start() = 0;
     /// Makes progress without blocking.
     virtual exchange_progress progress() = 0;
-    /// Enqueues the work that must precede unpacking. Called after all messages have arrived.
+    /// Enqueues the work that must finish before messages are unpacked. Called after all messages have arrived.
     virtual void arrived(stream_view order) = 0;
 };
 
-/// Memory owned by other processes that a plan with one process per rank has mapped.
+/// Memory of other ranks that a plan has mapped, if each rank is a process.
 class imports {
   public:
     imports() = default;
@@ -55,19 +55,21 @@ class imports {
     imports &operator=(imports &&) = delete;
     virtual ~imports() = default;
 
-    /// Waits until all ranks of this node have called it.
+    /// Blocks until all ranks of this node have called it.
     virtual void barrier() = 0;
-    /// Unmaps everything.
+    /// Unmaps the memory of the other ranks.
     virtual void unmap() noexcept = 0;
 };
 
 /// Object that notifies the other ranks when this rank leaves the plan. It reports the number of exchanges in which
-/// this rank takes part to the ranks whose kernels wait for its messages; a rank that waits for a later exchange
-/// receives `peer_gone`. A plan with captured exchanges reports an unlimited number, unless an exception ends it. After
-/// the loss of another rank the number is 0, because the kernels of this rank then send nothing more.
+/// this rank took part to the ranks whose kernels wait for its messages. A rank that waits for a later exchange gets
+/// `peer_gone`.
+///
+/// A plan with captured exchanges reports an unlimited number, unless it is destroyed by an exception. After another
+/// rank has exited, the number is 0, because the kernels of this rank then send nothing more.
 class departure {
   public:
-    /// `gone` is set when a rank that this one waits for is lost.
+    /// The counter of `gone` is set when a rank exits for whose messages this rank waits.
     departure(mp_context_t context, const std::uint64_t *gone, std::vector<std::uint64_t *> there)
         : context_(context), gone_(gone), there_(std::move(there)) {}
     departure(const departure &) = delete;
@@ -82,14 +84,14 @@ class departure {
         }
     }
 
-    /// True if the kernels of this rank no longer wait for messages, because another rank has ended, left or given up.
+    /// True if the kernels of this rank no longer wait for messages, because another rank has exited or left the plan.
     [[nodiscard]] bool is_abandoned() const noexcept {
         std::uint64_t stands = 0;
         static_cast<void>(mp_signal_read(context_, gone_, &stands));
         return stands != 0;
     }
 
-    /// Ends the waits of the other ranks' kernels for messages from this rank. The other ranks receive no error.
+    /// Makes the kernels of other ranks stop waiting for messages from this rank. The other ranks get no error.
     void give_up() const noexcept {
         for (std::uint64_t *const counter : there_) {
             static_cast<void>(mp_signal_raise(context_, counter, any_exchange));
@@ -98,7 +100,7 @@ class departure {
 
     static constexpr std::uint64_t any_exchange = std::uint64_t{1} << 62U;
 
-    std::uint64_t exchanges = 0; ///< number enqueued outside of captures
+    std::uint64_t exchanges = 0; ///< number of exchanges that were enqueued outside of captures
     bool has_captured = false;
 
   private:
@@ -108,58 +110,65 @@ class departure {
     int exceptions_ = std::uncaught_exceptions();
 };
 
-/// Creates plans with one process per rank. Defined for `mpi::node` in halo/processes.hpp.
+/// Functions that create plans with one process per rank. Defined for `mpi::node` in halo/processes.hpp.
 template <class Node> struct processes;
 
 } // namespace detail
 
-/// Halo exchange that is created once and executed in every time step.
+/// Plan of a halo exchange: created once and executed in every time step.
 ///
-/// The plan refers to the context and to the arrays, which must outlive its last exchange. It owns messages, streams
-/// and events. Move-only. The destructor waits until all enqueued work has finished, because it frees the messages.
-/// Several threads must not use a plan at the same time. Exchanges of one plan run one after the other, even in
-/// different streams.
+/// The context and the arrays must outlive the last exchange. The plan owns message buffers, streams and events. It is
+/// move-only. The destructor blocks until all enqueued work has finished, because it frees the message buffers. Several
+/// threads must not use a plan at the same time. Exchanges of one plan run one after the other, even in different
+/// streams.
 class plan {
   public:
-    /// Creates an empty plan, whose `exchange`, `start`, `finish` and `destroy` throw `argument_error`.
+    /// Constructs an empty plan. Its functions `exchange`, `start`, `finish` and `destroy` throw `argument_error`.
     plan() noexcept = default;
 
-    /// Creates a plan with all ranks of the grid in this process. `arrays[rank]` are on the device of the rank; several
-    /// ranks may share a device. If `options::direct_pieces` is empty, a few exchanges are executed to measure the
-    /// exchange methods (docs/guide/halo.md). Throws `argument_error` for a grid and arrays that do not match,
-    /// `not_supported` if cells must be packed on the CUDA backend without a `copier`, and the exceptions of
-    /// `mpgpu::plan`.
+    /// Creates a plan in which this process contains all ranks of the grid. `arrays[rank]` are the arrays of each rank,
+    /// on its device. Several ranks may share a device. If `options::direct_pieces` is empty, a few exchanges are
+    /// executed to measure the exchange methods (docs/guide/halo.md).
+    ///
+    /// Throws `argument_error` if the grid and the arrays do not match. Throws `not_supported` if cells must be packed
+    /// on the CUDA backend and `options::copy` is empty. Throws the exceptions of `mpgpu::plan`.
     plan(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how = {})
         : plan(fastest(ctx, g, arrays, how, checked(g, arrays, how))) {}
 
-    /// Creates a plan with one process per rank. Each process passes its own arrays. `node` is an `mpi::node`; include
-    /// mpgpu/halo_mpi.hpp. A rank has the same number in the node's communicator and in the grid. The call is
-    /// collective over these ranks. In the time loop, ranks of one node are ordered by their streams, without calls of
-    /// MPI and without host waits. Messages to ranks on other nodes are exchanged by MPI: `start` waits for the packed
-    /// messages and calls MPI; `finish` calls MPI and waits for the messages. MPI must permit calls from the threads
-    /// that call `start` and `finish`.
+    /// Creates a plan with one process per rank. Collective. Each process passes the arrays of its own rank. `node` is
+    /// an `mpi::node`; include mpgpu/halo_mpi.hpp. Rank numbers in the grid are those of the node's communicator. Call
+    /// `destroy` before the arrays are freed.
     ///
-    /// If `options::direct_pieces` is empty, a few exchanges are executed, and all ranks use the exchange method that
-    /// is fastest on the slowest rank. A method that is not possible on one rank is used on none. Memory that the
-    /// neighbours cannot map (docs/reference/sharing.md) is exchanged by messages, regardless of `direct_pieces`. If
-    /// one rank cannot create the plan, all ranks throw: `argument_error` for arguments that do not match or differ
-    /// between ranks, `not_supported` in the case described at the constructor above, and the exceptions of mpi.hpp. If
-    /// a rank ends during an exchange, the streams of its neighbours continue without its cells. Synchronising such a
-    /// stream by mpgpu (`stream`, `event`, `request`) then throws `peer_gone`, and so does every later `start`.
+    /// Ranks on one node: in the time loop they are ordered by their streams, without MPI calls and without host waits.
     ///
-    /// In a capturing stream, `exchange` becomes part of the graph, which may be launched repeatedly. All ranks must
-    /// capture the same exchanges and launch them in the same order. With ranks on other nodes this throws
-    /// `not_supported`. The plan must outlive the last launch of the graph.
+    /// Ranks on other nodes: messages are exchanged by MPI. `start` blocks until the messages are packed, and then
+    /// calls MPI. `finish` calls MPI and blocks until the messages have arrived. MPI must allow calls from these
+    /// threads.
     ///
-    /// Call `destroy` of such a plan before the arrays are freed.
+    /// Exchange method: if `options::direct_pieces` is empty, a few exchanges are executed. All ranks then use the
+    /// method that is fastest on the slowest rank. A method that is not possible on one rank is used on none. Arrays
+    /// that the neighbours cannot map (docs/reference/sharing.md) are exchanged by messages, regardless of
+    /// `direct_pieces`.
+    ///
+    /// Graphs: in a stream that is being captured, `exchange` becomes part of the graph, which may be launched
+    /// repeatedly. All ranks must capture the same exchanges and launch them in the same order. With ranks on other
+    /// nodes this throws `not_supported`. The plan must outlive the last launch of the graph.
+    ///
+    /// Errors: if one rank cannot create the plan, all ranks throw. They throw `argument_error` if arguments do not
+    /// match or differ between ranks, the exceptions of the constructor above, and those of mpi.hpp. If a rank exits
+    /// during an exchange, the streams of its neighbours continue without its cells. Synchronising such a stream by
+    /// mpgpu
+    /// (`stream`, `event`, `request`) then throws `peer_gone`, and so does every later `start`.
     template <class Node, std::enable_if_t<!std::is_same_v<Node, grid>, int> = 0>
     plan(const context &ctx, const Node &node, const grid &g, const rank_arrays &arrays, const options &how = {})
         : plan(detail::processes<Node>::make(ctx, node, g, arrays, how)) {}
 
-    /// Waits until the exchanges of the plan have finished, and frees its resources. With one process per rank the call
-    /// is collective over the node's ranks, so that no rank frees memory that another has mapped; call it before the
-    /// arrays are freed and before MPI_Finalize. In one process the destructor does the same. The plan is empty
-    /// afterwards, like a moved-from plan: it may be destroyed or assigned to. Throws `driver_error`, `peer_gone`.
+    /// Blocks until the exchanges of the plan have finished, and frees its resources. The plan is then empty. It may be
+    /// destroyed or assigned to.
+    ///
+    /// With one process per rank the call is collective over the node's ranks, so that no rank frees memory that
+    /// another rank has mapped. Call it before the arrays are freed and before MPI_Finalize. If all ranks are in one
+    /// process, the destructor does the same. Throws `driver_error`, `peer_gone`.
     void destroy() {
         check_made();
         plan whole = std::move(*this); // destroyed at the end of the function
@@ -178,7 +187,7 @@ class plan {
     }
 
     /// Enqueues an exchange after all earlier work in `stream` and before all later work. Blocks only if there are
-    /// ranks on other nodes: see `start` and `finish`. Throws `argument_error`, `peer_gone`, `driver_error`.
+    /// ranks on other nodes; see `start` and `finish`. Throws `argument_error`, `peer_gone`, `driver_error`.
     void exchange(stream_view stream) {
         check_made();
         if (push_) {
@@ -193,11 +202,14 @@ class plan {
         finish(stream);
     }
 
-    /// Enqueues an exchange after all earlier work in `stream`. Later work in `stream` does not wait for it. Until
-    /// `finish`, that work must not access ghost cells, and may only read computed cells that are within a ghost width
-    /// of the edge of the array's computed cells; it may use all other cells. With ranks on other nodes the call blocks
-    /// until their messages are packed, because MPI does not order by streams, unless `options::progress` selects
-    /// another thread for these calls. Otherwise it never blocks. Throws the same exceptions as `exchange`.
+    /// Starts an exchange after all earlier work in `stream`. Later work in `stream` does not wait for the exchange.
+    ///
+    /// Until `finish`, that later work must not access ghost cells. It may read, but not write, the computed cells that
+    /// are sent: those within one ghost width of the boundary. It may read and write all other cells.
+    ///
+    /// With ranks on other nodes the call blocks until the messages to them are packed, because MPI is not ordered by
+    /// streams. It does not block if `options::progress` selects another thread for this, or if all ranks are on one
+    /// node. Throws the exceptions of `exchange`.
     void start(stream_view stream) {
         check_made();
         complete();
@@ -232,9 +244,9 @@ class plan {
         }
     }
 
-    /// Continues the started exchange as far as messages to and from other nodes are packed or have arrived. Returns
-    /// the progress; without ranks on other nodes the exchange is complete. Never blocks. Throws the same exceptions as
-    /// `exchange`.
+    /// Makes progress on the messages of the started exchange to and from ranks on other nodes: sends packed messages
+    /// and receives arrived ones. Returns the progress. Without ranks on other nodes it reports that the exchange is
+    /// complete. Never blocks. Throws the exceptions of `exchange`.
     exchange_progress progress() {
         check_made();
         if (!under_way_) {
@@ -247,32 +259,34 @@ class plan {
         return now;
     }
 
-    /// Makes later work in `stream` wait for the last started exchange of this process's ranks. May be called for
-    /// several streams. Blocks with ranks on other nodes until their messages have arrived, and otherwise never. Throws
-    /// `argument_error`, `driver_error`.
+    /// Makes all work that is enqueued in `stream` from now on wait until the last started exchange has ended. May be
+    /// called for several streams. With ranks on other nodes it blocks until their messages have arrived. Otherwise it
+    /// never blocks. Throws `argument_error`, `driver_error`.
     void finish(stream_view stream) {
         check_made();
         complete();
         detail::check(mp_stream_wait_event(context_, stream.get(), end_of_last().get()));
     }
 
-    /// True if the plan is not empty.
+    /// Returns true if the plan is not empty.
     explicit operator bool() const noexcept { return !lanes_.empty(); }
-    /// Bytes that the ranks of this process write directly into ghost cells in one exchange, including their own.
+    /// Returns the number of bytes that the ranks of this process copy directly into ghost cells in one exchange,
+    /// including their own ghost cells.
     [[nodiscard]] std::uint64_t direct_bytes() const noexcept { return direct_bytes_; }
-    /// Bytes that the ranks of this process pack and send in one exchange, including messages to themselves.
+    /// Returns the number of bytes that the ranks of this process pack and send in one exchange, including messages to
+    /// themselves.
     [[nodiscard]] std::uint64_t packed_bytes() const noexcept { return packed_bytes_; }
 
-    /// Value of `options::direct_pieces` that the plan uses: passed by the caller, or chosen by measurement. 0 if other
-    /// processes' memory could not be written directly.
+    /// Returns the value of `options::direct_pieces` that the plan uses. The caller passed it, or it was chosen by
+    /// measurement. It is 0 if memory of other processes could not be written directly.
     [[nodiscard]] std::uint64_t direct_pieces() const noexcept { return direct_pieces_; }
-    /// Value of `options::pushed` that the plan uses.
+    /// Returns the value of `options::pushed` that the plan uses.
     [[nodiscard]] bool pushed() const noexcept { return pushed_; }
-    /// Exchange methods that were measured to choose the active one. The measured times are equal on all ranks. Empty
-    /// if there was no choice.
+    /// Returns the exchange methods that were measured to choose one, with their times. The times are equal on all
+    /// ranks. The result is empty if there was no choice.
     [[nodiscard]] const std::vector<measured_form> &measured() const noexcept { return measured_; }
-    /// Returns a human-readable description of the exchange: its bytes, its method, the methods that were measured, and
-    /// the methods that are not possible.
+    /// Returns a description of the exchange as text: its size, its method, the methods that were measured, and the
+    /// methods that are not possible.
     [[nodiscard]] std::string describe() const {
         return "halo exchange: " + std::to_string(packed_bytes_) + " bytes packed, " + std::to_string(direct_bytes_) +
                " bytes directly into ghost cells, where they lie in up to " + std::to_string(direct_pieces_) +
@@ -281,17 +295,18 @@ class plan {
                detail::text_of(measured_, refused_) + "\n";
     }
 
-    /// Plan of the transfers, for `describe` and `info`; `nullptr` if nothing is transferred.
+    /// Returns the plan of the transfers, for its functions `describe` and `info`. Returns `nullptr` if there are no
+    /// transfers.
     [[nodiscard]] const mpgpu::plan *transfers() const noexcept { return transfers_ ? &*transfers_ : nullptr; }
 
   private:
     template <class Node> friend struct detail::processes;
 
-    /// Rank of this process.
+    /// Resources of one rank of this process.
     struct lane {
         int rank;
         rank_arrays arrays;
-        stream order; ///< orders packing and unpacking; that of the first rank also orders all other work
+        stream order; ///< stream of packing and unpacking; that of the first rank also orders all other work
         event done;
         memory outbox;
         memory inbox;
@@ -327,7 +342,7 @@ class plan {
         return {};
     }
 
-    /// Creates a plan with the given `direct_pieces`.
+    /// Creates a plan with the given value of `options::direct_pieces`.
     static plan with_limit(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how,
                            std::uint64_t direct_pieces) {
         const detail::schedule all =
@@ -354,8 +369,8 @@ class plan {
         return made;
     }
 
-    /// Creates a plan in which messages are pushed: the packing kernel writes them into the receiver's memory. Streams
-    /// order it like the other exchange methods.
+    /// Creates a plan in which messages are pushed: the packing kernel writes them directly into the receiver's memory.
+    /// Exchanges are ordered by streams, as with the other methods.
     static plan with_pushed(const context &ctx, const grid &g, array_view<const rank_arrays> arrays,
                             const options &how) {
         detail::schedule all = detail::schedule_of(g, detail::element_sizes(arrays[0]), 0, [](int) { return true; });
@@ -423,10 +438,10 @@ class plan {
 
     [[nodiscard]] detail::form which() const noexcept { return {direct_pieces_, pushed_}; }
 
-    /// Executes `exchanges` exchanges to measure this exchange method, and waits for them. If this fails on one rank,
-    /// no rank waits forever: the failing rank still enqueues all transfers that other ranks wait for, and ends the
-    /// waits of pushing kernels. A kernel whose wait was ended sends nothing more, so its rank does the same for its
-    /// own neighbours.
+    /// Executes `exchanges` exchanges to measure this exchange method, and blocks until they have finished. If this
+    /// fails on one rank, no rank waits forever: the failing rank still enqueues all transfers that other ranks wait
+    /// for, and makes their kernels stop waiting. A kernel that has stopped waiting sends nothing more, so its rank
+    /// does the same for its own neighbours.
     void run(const stream &order, int exchanges) {
 #if MPGPU_EXCEPTIONS
         const std::uint64_t last = transferred_ + static_cast<std::uint64_t>(exchanges);
@@ -451,8 +466,8 @@ class plan {
     }
 
 #if MPGPU_EXCEPTIONS
-    /// Enqueues only the transfers, which all ranks execute together. If that fails, leaves the plan and notifies the
-    /// others.
+    /// Enqueues only the transfers, which all ranks execute together, up to the exchange `until`. If that fails, leaves
+    /// the plan and notifies the other ranks.
     void take_part(std::uint64_t until) noexcept {
         try {
             while (imports_ && transfers_ && transferred_ < until) {
@@ -465,9 +480,9 @@ class plan {
     }
 #endif
 
-    /// Returns the index of the plan with the fastest exchange method, and stores in that plan all measurements and the
-    /// errors of methods that are not possible. Returns the number of methods if none is possible. `seconds` is empty
-    /// if there are fewer than two methods to compare.
+    /// Returns the index of the plan with the fastest exchange method. Stores all measurements, and the errors of
+    /// methods that are not possible, in that plan. Returns the number of methods if none is possible. `seconds` is
+    /// empty if there are fewer than two methods to compare.
     static std::size_t choose(std::vector<plan> &forms, const std::vector<double> &seconds,
                               const std::vector<detail::refused_form> &out) {
         constexpr double never = std::numeric_limits<double>::infinity();
@@ -485,8 +500,9 @@ class plan {
         return best;
     }
 
-    /// Adds a rank of this process. If `maps` is true, other processes map the memory of its messages, and MPI receives
-    /// none of it. The memory is then of a kind that they can map regardless of the memory that MPI has open.
+    /// Adds a rank of this process and allocates its message buffers. If `maps` is true, other processes map these
+    /// buffers, and they are never passed to MPI. They are then allocated so that they can be mapped even if MPI has
+    /// opened other memory.
     void add_lane(const context &ctx, const detail::schedule &all, int rank, const rank_arrays &arrays, bool maps) {
         const device where = arrays[0].location;
         const auto index = static_cast<std::size_t>(rank);
@@ -497,7 +513,7 @@ class plan {
                           make(all.inbox_bytes[index]), launch_function(), launch_function(), launch_function()});
     }
 
-    /// Adds the packing and unpacking.
+    /// Adds the operations that pack and unpack messages.
     void add_copies(const context &ctx, const grid &g, const detail::schedule &all, const options &how) {
         const copier copy = how.copy ? how.copy : ctx.backend() == backend::host ? detail::cpu_copier() : copier();
         for (lane &l : lanes_) {
@@ -552,7 +568,7 @@ class plan {
         }
     }
 
-    /// Launches the kernel that does a whole exchange, after the last exchange, in a stream of its device.
+    /// Launches the kernel that performs a whole exchange, after the last exchange, in a stream of its device.
     void push(stream_view stream) {
         if (leaving_) {
             leaving_->has_captured = leaving_->has_captured || is_captured_;
@@ -570,8 +586,8 @@ class plan {
         end.record(stream);
     }
 
-    /// Event at the end of the last exchange. Pushing kernels use a separate event in a capture, because exchanges
-    /// outside of captures follow each other in any streams, and those of a capture are in one stream.
+    /// Returns the event that marks the end of the last exchange. Kernels that push messages use a separate event in a
+    /// capture, because the exchanges of a capture are in one stream, and other exchanges may be in any streams.
     [[nodiscard]] event &end_of_last() noexcept {
         return push_ && is_captured_ ? lanes_.front().done : finished_;
     }
@@ -582,7 +598,8 @@ class plan {
         }
     }
 
-    /// Completes an exchange with other nodes on the host. All other work is enqueued.
+    /// Completes the messages to and from ranks on other nodes. Blocks. All other work of the exchange is already
+    /// enqueued.
     void complete() {
         if (under_way_) {
             go_on_until([](const exchange_progress &now) { return now.is_done(); });
@@ -619,8 +636,8 @@ class plan {
         finished_.record(own.order);
     }
 
-    /// Launches `which(rank)` for every rank of this process, in streams that fork from the first rank's stream and
-    /// join it again.
+    /// Calls the launch function `which(rank)` for every rank of this process. Each is launched in its rank's stream,
+    /// after the work in the first rank's stream; that stream then waits for all of them.
     template <class Which> void fork(Which &&which) {
         lane &first = lanes_.front();
         first.done.record(first.order);
@@ -664,21 +681,21 @@ class plan {
     event finished_;
     std::vector<lane> lanes_;
     std::optional<mpgpu::plan> transfers_;
-    std::shared_ptr<detail::off_node> off_node_; ///< set if there are ranks on other nodes
-    bool under_way_ = false;                     ///< true during an exchange with them
-    bool waits_ = true;                          ///< true if `start` waits until their messages are packed
+    std::shared_ptr<detail::off_node> off_node_; ///< messages to ranks on other nodes; null if there are none
+    bool under_way_ = false;                     ///< true during an exchange with ranks on other nodes
+    bool waits_ = true;                          ///< true if `start` blocks until the messages to them are packed
     bool packs_ = false;
     std::uint64_t transferred_ = 0; ///< number of times that the transfers were enqueued
     bool is_captured_ = false;      ///< true if the current exchange is captured
     std::uint64_t direct_pieces_ = 0;
     bool pushed_ = false;
-    launch_function push_;          ///< set between processes if messages are pushed
-    signal_value gone_{nullptr, 1}; ///< set when a rank has ended: `push_` no longer waits
+    launch_function push_;          ///< launches the pushing kernel; set if each rank is a process
+    signal_value gone_{nullptr, 1}; ///< set when a rank has exited; the pushing kernel then stops waiting
     std::vector<measured_form> measured_;
     std::vector<detail::refused_form> refused_; ///< exchange methods that are not possible
     std::uint64_t direct_bytes_ = 0;
     std::uint64_t packed_bytes_ = 0;
-    std::unique_ptr<detail::departure> leaving_; ///< set if messages are pushed; destroyed first
+    std::unique_ptr<detail::departure> leaving_; ///< notifies other ranks at destruction; set if messages are pushed
 };
 
 } // namespace mpgpu::halo

@@ -3,7 +3,7 @@
 #define MPGPU_HALO_PROCESSES_HPP
 
 /// @file
-/// Plans with one process per rank. Part of mpgpu/halo_mpi.hpp; include that header.
+/// Creation of halo plans with one process per rank. Part of mpgpu/halo_mpi.hpp; include that header.
 
 #include <mpgpu/halo/messages.hpp>
 #include <mpgpu/halo/plan.hpp>
@@ -25,13 +25,13 @@
 namespace mpgpu::halo::detail {
 
 template <> struct processes<mpi::node> {
-    /// Resources of other ranks of the node that a plan uses.
+    /// Memory of the other ranks of the node that a plan has mapped.
     struct of_others final : imports {
         explicit of_others(const mpi::node &ranks) : node(ranks.get()) {}
 
-        mp_node_t node; ///< node of these ranks
+        mp_node_t node; ///< node to which these ranks belong
         // Used if kernels push:
-        signal_counters gone; ///< one counter, set when a rank has exited
+        signal_counters gone; ///< one counter, which is set when a rank has exited
         mpi::shared_memory<std::uint64_t> gone_there;
         mpi::shared_memory<std::byte> inboxes;
 
@@ -44,7 +44,7 @@ template <> struct processes<mpi::node> {
 
     static bool is_one_node(const mpi::node &node) noexcept { return node.size() == node.communicator_size(); }
 
-    /// Returns true if `here` is true on all ranks of a communicator.
+    /// Returns true if `here` is true on all ranks of a communicator. Collective.
     static bool everywhere(MPI_Comm all, bool here) {
         const int mine = here ? 1 : 0;
         int least = 0;
@@ -52,8 +52,8 @@ template <> struct processes<mpi::node> {
         return least != 0;
     }
 
-    /// Calls `step()`. If it throws on one rank, all ranks throw, because a rank that continued alone would wait
-    /// forever.
+    /// Calls `step()` on all ranks. If it throws on one rank, all ranks throw, because a rank that continued would wait
+    /// forever for the failed rank. Collective.
     template <class Step> static void together(const mpi::node &node, const Step &step) {
 #if MPGPU_EXCEPTIONS
         try {
@@ -71,8 +71,8 @@ template <> struct processes<mpi::node> {
         }
     }
 
-    /// Returns true if `step()`, which is part of creating an exchange method, succeeds on all ranks. If it fails on
-    /// one, the method is excluded on all.
+    /// Returns true if `step()`, which is a part of the setup of an exchange method, succeeds on all ranks. If it fails
+    /// on one rank, the method is excluded on all ranks. Collective.
     template <class Step>
     static bool attempt(const mpi::node &node, form which, std::vector<refused_form> &out, const Step &step) {
         std::optional<refused_form> own;
@@ -99,7 +99,7 @@ template <> struct processes<mpi::node> {
         }
     }
 
-    /// Checks that all ranks have passed equal arguments. A schedule that differs would write bytes to wrong addresses.
+    /// Throws if the ranks have passed different arguments. Different schedules would write data to wrong addresses.
     static void check_agreement(const mpi::node &node, const grid &g, const rank_arrays &arrays, const options &how) {
         std::uint64_t print = 14695981039346656037U; // FNV-1a, a word at a time
         const auto add = [&print](auto word) { print = (print ^ static_cast<std::uint64_t>(word)) * 1099511628211U; };
@@ -128,7 +128,7 @@ template <> struct processes<mpi::node> {
         }
     }
 
-    /// Returns a rank's memory. Throws if it is not mapped or is smaller than `bytes`.
+    /// Returns the mapped memory of a rank. Throws if it is not mapped or is smaller than `bytes`.
     template <class T> static imported_memory<T> &mapped(mpi::shared_memory<T> &memory, int rank, std::uint64_t bytes) {
         imported_memory<T> *found = memory.of(rank);
         if (found == nullptr || found->size_bytes() < bytes) {
@@ -139,7 +139,8 @@ template <> struct processes<mpi::node> {
         return *found;
     }
 
-    /// Returns true if a transfer exists between ranks of this node, or within one of them into its own ghost cells.
+    /// Returns true if the schedule contains a transfer between two ranks of this node, or from a rank of this node to
+    /// its own ghost cells.
     static bool has_transfers(const mpi::node &node, const schedule &all) noexcept {
         return std::any_of(all.pairs.begin(), all.pairs.end(), [&](const rank_pair &p) {
             return p.on_node && node.contains(p.from) && (!p.direct.empty() || (p.from != p.to && p.bytes > 0));
@@ -203,14 +204,14 @@ template <> struct processes<mpi::node> {
         return std::move(forms[best]);
     }
 
-    /// Returns the largest of the values that all ranks pass.
+    /// Returns the largest of the values that the ranks pass. Collective.
     static double greatest(const mpi::node &node, double value) {
         double most = 0;
         mpi::detail::check(MPI_Allreduce(&value, &most, 1, MPI_DOUBLE, MPI_MAX, node.everyone()), "MPI_Allreduce");
         return most;
     }
 
-    /// Adds the messages to and from ranks of other nodes, if there are any.
+    /// Adds the messages to and from ranks on other nodes to a plan, if there are any.
     static void add_messages(const context &ctx, const mpi::node &node, const grid &g, const schedule &all, int rank,
                              const rank_arrays &arrays, const options &how, plan &made) {
         if (is_one_node(node)) {
@@ -229,8 +230,8 @@ template <> struct processes<mpi::node> {
         }
     }
 
-    /// Creates an exchange that uses one plan for all ranks of the node. The plan also orders the ranks. The result is
-    /// empty on all ranks if the creation fails on one rank.
+    /// Creates a halo plan that uses one `mpgpu::plan` for all ranks of the node. That plan also orders the ranks. If
+    /// the creation fails on one rank, the result is empty on all ranks.
     static std::optional<plan> make_planned(const context &ctx, const mpi::node &node, const grid &g, int rank,
                                             const rank_arrays &arrays, const options &how, std::uint64_t limit,
                                             std::vector<refused_form> &out) {
@@ -271,8 +272,8 @@ template <> struct processes<mpi::node> {
         return std::nullopt;
     }
 
-    /// Creates an exchange that uses one kernel per rank, which writes directly into the inboxes (message memory) of
-    /// other ranks. The result is empty on all ranks if the creation fails on one rank.
+    /// Creates a halo plan that uses one kernel per rank. The kernel writes directly into the inboxes (buffers of
+    /// received messages) of other ranks. If the creation fails on one rank, the result is empty on all ranks.
     static std::optional<plan> make_pushed(const context &ctx, const mpi::node &node, const grid &g, int rank,
                                            const rank_arrays &arrays, const options &how,
                                            std::vector<refused_form> &out) {
@@ -333,7 +334,7 @@ template <> struct processes<mpi::node> {
         return made;
     }
 
-    /// Sets the bytes of a buffer from `offset` on to 0, and waits until they are set.
+    /// Sets all bytes of a buffer from `offset` to its end to 0. Blocks until they are set.
     static void clear(const context &ctx, memory &of, std::uint64_t offset, const stream &order) {
         const std::size_t bytes = of.size() - static_cast<std::size_t>(offset);
         if (bytes > 0) {
@@ -343,8 +344,8 @@ template <> struct processes<mpi::node> {
         }
     }
 
-    /// Returns the transfers that a rank sends to ranks of its node including itself. The windows of a rank are its
-    /// arrays, its outbox and its inbox.
+    /// Returns the transfers that a rank sends to the ranks of its node, including itself. The windows (memory ranges)
+    /// of a rank are its arrays, its outbox and its inbox (buffers of sent and received messages).
     static std::vector<node_transfer> transfers_of(const mpi::node &node, const grid &g, const schedule &all, int rank,
                                                    const rank_arrays &arrays) {
         const auto variables = static_cast<std::uint32_t>(arrays.size());

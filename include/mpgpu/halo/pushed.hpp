@@ -3,35 +3,38 @@
 #define MPGPU_HALO_PUSHED_HPP
 
 /// @file
-/// One kernel for all messages of a rank to and from ranks of its node. It packs each message directly into the inbox
-/// of the receiving rank, sets that rank's flag for it, and unpacks the messages that others have packed into its own
-/// inbox, each when its flag is set. No copy and no stream operation is needed in between. Part of mpgpu/halo.hpp;
-/// include that header.
+/// Exchange between ranks of one node by pushed messages: one kernel per rank performs the whole exchange. It packs
+/// each message directly into the inbox (buffer of received messages) of the receiving rank and sets a flag of that
+/// rank. It unpacks the messages in its own inbox, each when its flag is set. No separate copy and no stream operation
+/// is needed. Part of mpgpu/halo.hpp; include that header.
 ///
-/// **Numbers.** The kernel itself numbers the exchanges of a rank, in device memory, so that a captured kernel has no
-/// argument that changes. A flag is set to the number of the exchange.
+/// **Numbers.** The kernel itself counts the exchanges of a rank, in device memory. Therefore no kernel argument
+/// changes, and the kernel can be captured. A flag is set to the number of the exchange.
 ///
 /// **Two halves.** An inbox has two halves, and exchange n uses half n % 2. No rank needs to announce that a half is
-/// free again, because ranks send to each other in both directions (`sends_both_ways`). Proof: let rank i write message
-/// n to rank j. The kernel of i's exchange n - 1 has ended, because kernels of a rank run one after the other. So it
-/// has found j's flag at n - 1 or more. The kernel of j's exchange n - 1 has set that flag. It began after the kernel
-/// of j's exchange n - 2 had ended, which has unpacked i's message n - 2, the last one in that half. So j can be one
-/// exchange ahead of i, never two, and a flag for which i waits at n is at most n + 1. The comparison is therefore
-/// `>=`.
+/// free again, because ranks send to each other in both directions (`sends_both_ways`). Proof:
+/// - Let rank i write message n to rank j. The kernel of i's exchange n - 1 has ended, because the kernels of a rank
+/// run
+///   one after the other.
+/// - That kernel has found j's flag to be n - 1 or more. The kernel of j's exchange n - 1 has set that flag.
+/// - The kernel of j's exchange n - 1 began after the kernel of j's exchange n - 2 had ended, which has unpacked i's
+///   message n - 2. This was the last message in that half, so the half is free.
+/// - It follows that j can be one exchange ahead of i, but not two. A flag for which i waits at n is at most n + 1. The
+///   comparison is therefore `>=`.
 ///
 /// The proof requires that the kernels of one plan run one after the other on each rank, and that all ranks launch
-/// equally many. It does not matter whether calls or graphs launch them.
+/// equally many. They may be launched by calls or by graphs.
 ///
-/// **Memory order.** The threads of a block write their part of a message and synchronise. Then one thread counts the
-/// block (`is_last`, acquire and release on the device). The last block to be counted has seen all parts. Its release
-/// of the flag for the whole system passes them on to every thread that acquires the flag: one thread of each waiting
-/// block, whose other threads see the message after the next barrier. The flag is in the receiver's memory, so that
-/// blocks may poll it.
+/// **Memory order.** The threads of a block write their part of a message and synchronise. Then one thread increments a
+/// counter of finished blocks (`is_last`, acquire and release in device scope). The block that increments it last has
+/// seen all parts. It sets the flag with release semantics in system scope, so every thread that reads the flag with
+/// acquire semantics sees the whole message. This is one thread of each waiting block; its other threads see the
+/// message after the next barrier. The flag is in the receiver's memory, so that polling it is cheap.
 ///
-/// **Exit of a rank.** Blocks that have waited for a long time check a word in host memory. The library sets it if a
-/// process that had mapped it has exited, or has left before this exchange (`mp_memory_leave`). The blocks then end
-/// without unpacking, and later launches neither pack nor wait, so that messages that a running rank has not received
-/// yet are not overwritten.
+/// **Exit of a rank.** Blocks that have waited for a long time check a word in host memory. The library sets this word
+/// if a process that had mapped it has exited, or has left before this exchange (`mp_memory_leave`). The blocks then
+/// end without unpacking. Later launches neither pack nor wait, so that they do not overwrite messages that a running
+/// rank has not received yet.
 
 #include <mpgpu/halo/persistent.hpp>
 #include <mpgpu/halo/schedule.hpp>
@@ -47,69 +50,69 @@
 
 namespace mpgpu::halo::detail {
 
-/// Message from the view of its sender or its receiver.
+/// Message of a rank, sent or received by pushing.
 struct pushed_message {
-    std::vector<piece> pieces;     ///< pieces whose message is in the first half of the receiver's inbox
-    std::uint64_t half = 0;        ///< bytes from the first half to the second
-    std::uint64_t *flag = nullptr; ///< flag at the receiver; null if streams order the ranks
+    std::vector<piece> pieces;     ///< boxes of cells, with addresses in the first half of the inbox
+    std::uint64_t half = 0;        ///< distance of the two halves of the inbox, bytes
+    std::uint64_t *flag = nullptr; ///< flag of the receiver; null if streams order the ranks
 };
 
-/// All messages that a rank sends and receives.
+/// All messages that a rank sends and receives by pushing.
 struct pushed_messages {
     std::vector<pushed_message> sent;
     std::vector<pushed_message> received;
-    const std::uint64_t *gone = nullptr; ///< word in host memory, not 0 if nothing will arrive any more; or null
+    const std::uint64_t *gone = nullptr; ///< word in host memory that is not 0 if no more messages will arrive; or null
 };
 
 constexpr std::uint32_t most_pushed = 27; // messages in each direction: 26 neighbours and the rank itself
 
-/// State of the kernel between exchanges, in device memory. Initially 0.
+/// State that the kernel keeps between exchanges, in device memory. Initially 0.
 struct pushed_state {
     std::uint64_t exchange;            ///< number of the last exchange that has ended
-    std::uint64_t abandoned;           ///< number of the exchange whose messages will not all arrive; 0 if none
-    std::uint32_t ended;               ///< blocks that have ended
-    std::uint32_t packed[most_pushed]; ///< blocks that have packed their part of a message
+    std::uint64_t abandoned;           ///< number of the exchange that was abandoned because a rank exited; 0 if none
+    std::uint32_t ended;               ///< number of blocks that have ended
+    std::uint32_t packed[most_pushed]; ///< number of blocks that have packed their part, per message
 };
 
-/// Kernel argument that describes a launch. A plain value that is equal in all launches; its lists are in memory that
-/// the kernel can access. Values that all threads read first are members, not list elements.
+/// Kernel argument that describes all messages of a rank. A plain value that is equal in all launches. Its lists are in
+/// memory that the kernel can access. Values that all threads read first are stored in the argument itself.
 struct pushed_work {
     const piece *pieces = nullptr;
     const tile *tiles = nullptr;
     pushed_state *state = nullptr;
     const std::uint64_t *gone = nullptr;
-    std::uint32_t sent = 0;                         ///< number of sent messages, which come first
+    std::uint32_t sent = 0;                         ///< number of sent messages; they precede the received ones
     std::uint32_t received = 0;                     ///< number of received messages
-    std::uint32_t starts[2 * most_pushed + 1] = {}; ///< message m has tiles `starts[m]` to `starts[m + 1]`
-    std::uint32_t packers[most_pushed] = {};        ///< number of blocks that pack a part of message m
-    std::uint64_t halves[2 * most_pushed] = {};     ///< as in `pushed_message`
-    std::uint64_t *flags[2 * most_pushed] = {};     ///< as in `pushed_message`
+    std::uint32_t starts[2 * most_pushed + 1] = {}; ///< message m consists of tiles `starts[m]` to `starts[m + 1] - 1`
+    std::uint32_t packers[most_pushed] = {};        ///< number of blocks that pack a part, per message
+    std::uint64_t halves[2 * most_pushed] = {};     ///< `pushed_message::half` of each message
+    std::uint64_t *flags[2 * most_pushed] = {};     ///< `pushed_message::flag` of each message
 };
 
-/// Range of tiles.
+/// Range of tiles (units of copying for one warp).
 struct tile_range {
     std::uint32_t first;
     std::uint32_t end;
 };
 
-/// Returns the tiles that a block copies if all blocks divide the tiles evenly.
+/// Returns the tiles that a block copies if the tiles are divided evenly among all blocks.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline tile_range share_of(tile_range all, std::uint32_t block, std::uint32_t blocks) {
     const std::uint64_t count = all.end - all.first;
     return {all.first + static_cast<std::uint32_t>(quotient(count * block, blocks)),
             all.first + static_cast<std::uint32_t>(quotient(count * (block + 1), blocks))};
 }
 
-/// Returns the intersection of two ranges.
+/// Returns the intersection of two ranges of tiles.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline tile_range common(tile_range a, tile_range b) {
     return {a.first > b.first ? a.first : b.first, a.end < b.end ? a.end : b.end};
 }
 
-/// Returns the tiles of a message.
+/// Returns the range of tiles that form a message.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline tile_range tiles_of(const pushed_work &work, std::uint32_t message) {
     return {work.starts[message], work.starts[message + 1]};
 }
 
-/// Copies tiles of one message with the threads of one block.
+/// Copies some tiles of one message with the threads of one block.
 MPGPU_NOTIFY_BOTH inline void copy_tiles(const notify_block &block, const pushed_work &work, tile_range some,
                                          direction way, std::uint64_t half) {
     constexpr std::uint32_t warp = 32;
@@ -124,8 +127,8 @@ MPGPU_NOTIFY_BOTH inline void copy_tiles(const notify_block &block, const pushed
 
 constexpr std::uint32_t none_arrives = ~std::uint32_t{0};
 
-/// Polls for any of the received messages that have a bit in `left`, and returns its index. Returns `none_arrives` if
-/// the wait can no longer complete. One thread of a block calls it.
+/// Polls until one of the messages whose bit is set in `left` has arrived, and returns its index. Returns
+/// `none_arrives` if no more messages will arrive. One thread of a block calls it.
 MPGPU_NOTIFY_BOTH inline std::uint32_t poll_for_any(const pushed_work &work, std::uint32_t left,
                                                     std::uint64_t exchange) {
     constexpr std::uint32_t look = 4096; // some milliseconds; rarely, because all blocks read host memory
@@ -149,7 +152,8 @@ MPGPU_NOTIFY_BOTH inline std::uint32_t poll_for_any(const pushed_work &work, std
     }
 }
 
-/// Waits for any of the messages in `left` with all threads of a block, which may then read the message.
+/// Waits until one of the messages whose bit is set in `left` has arrived. All threads of a block call it, and may then
+/// read the message.
 MPGPU_NOTIFY_BOTH inline std::uint32_t wait_for_any(const notify_block &block, const pushed_work &work,
                                                     std::uint32_t left, std::uint64_t exchange) {
 #ifdef __CUDA_ARCH__
@@ -167,8 +171,8 @@ MPGPU_NOTIFY_BOTH inline std::uint32_t wait_for_any(const notify_block &block, c
 #endif
 }
 
-/// Performs the work of the calling block in an exchange. Blocks wait for other ranks, whose blocks wait for all blocks
-/// of this rank, so all blocks must run simultaneously.
+/// Performs the calling block's work in an exchange. Blocks wait for other ranks, whose blocks wait for all blocks of
+/// this rank. Therefore all blocks must run simultaneously.
 MPGPU_NOTIFY_BOTH inline void push_messages(const notify_block &block, const pushed_work &work) {
     const std::uint64_t exchange = work.state->exchange + 1; // the state is updated when all blocks have ended
     const std::uint64_t half = exchange % 2;
@@ -218,7 +222,7 @@ MPGPU_NOTIFY_BOTH inline void push_messages(const notify_block &block, const pus
     }
 }
 
-/// Lists of a `pushed_work` on the host.
+/// Lists to which a `pushed_work` refers, in host memory.
 struct pushed_lists : persistent_lists {
     explicit pushed_lists(const pushed_messages &messages) {
         if (std::max(messages.sent.size(), messages.received.size()) > most_pushed) {
@@ -232,14 +236,15 @@ struct pushed_lists : persistent_lists {
         }
     }
 
-    /// Returns the number of tiles of the direction that has more.
+    /// Returns the number of tiles to send or to receive, whichever is greater.
     [[nodiscard]] std::uint32_t most_tiles(const pushed_messages &messages) const noexcept {
         const std::uint32_t sent = starts[messages.sent.size()];
         return std::max(sent, starts.back() - sent);
     }
 };
 
-/// Returns the argument for a kernel of `blocks` blocks, with lists and state in memory that the kernel can access.
+/// Returns the argument for a kernel with `blocks` blocks. Its lists and state are in memory that the kernel can
+/// access.
 [[nodiscard]] inline pushed_work work_of(const pushed_messages &messages, const pushed_lists &lists,
                                          std::uint32_t blocks, const piece *pieces, const tile *tiles,
                                          pushed_state *state) {
@@ -266,8 +271,8 @@ struct pushed_lists : persistent_lists {
     return work;
 }
 
-/// Returns a function that runs the kernel on CPU threads, each of which acts as a block, for memory that the CPU can
-/// access.
+/// Returns a function that runs the kernel on CPU threads, each of which acts as a block. The CPU must be able to
+/// access the arrays and messages.
 [[nodiscard]] inline pushing_copier cpu_pushed() {
     constexpr static std::uint32_t worth_a_thread = 32; // tiles: starting a thread takes as long as copying these
     struct kernel {
@@ -305,9 +310,9 @@ struct pushed_lists : persistent_lists {
     };
 }
 
-/// Layout of the inboxes of ranks that push. An inbox has two halves, each with room for all messages to the rank,
-/// including those to itself, and then one flag per message. If streams order the ranks, an inbox is only the first
-/// half.
+/// Layout of the inboxes (buffers of received messages) of all ranks. An inbox consists of two halves and one flag per
+/// message. Each half has room for all messages to the rank, including those to itself. If streams order the ranks, an
+/// inbox consists only of the first half.
 struct pushed_inboxes {
     explicit pushed_inboxes(const schedule &all) : half(all.inbox_bytes.size()), messages(all.inbox_bytes.size()) {
         for (const rank_pair &p : all.pairs) {
@@ -318,25 +323,26 @@ struct pushed_inboxes {
         }
     }
 
-    /// Returns the offset of message `pair` of the schedule, in the first half.
+    /// Returns the offset in bytes, in the first half of the inbox, of the message with the index `pair` in the
+    /// schedule.
     [[nodiscard]] std::uint64_t offset(std::size_t pair) const noexcept { return offsets[pair]; }
-    /// Returns the offset of the flag of message `pair`, in the inbox of rank `to`.
+    /// Returns the offset in bytes, in the inbox of rank `to`, of the flag of the message with the index `pair`.
     [[nodiscard]] std::uint64_t flag_offset(std::size_t pair, std::size_t to) const noexcept {
         return 2 * half[to] + numbers[pair] * sizeof(notification_counter);
     }
-    /// Returns the size of all flags of a rank, bytes.
+    /// Returns the size of all flags of a rank in bytes.
     [[nodiscard]] std::uint64_t flag_bytes(std::size_t rank) const noexcept {
         return messages[rank] * sizeof(notification_counter);
     }
 
-    std::vector<std::uint64_t> half;     ///< size of one half of each rank's inbox
-    std::vector<std::uint64_t> messages; ///< number of messages to each rank
+    std::vector<std::uint64_t> half;     ///< size of one half of the inbox, per rank, bytes
+    std::vector<std::uint64_t> messages; ///< number of messages to the rank, per rank
     std::vector<std::uint64_t> offsets;
     std::vector<std::uint64_t> numbers;
 };
 
-/// Returns the messages of a rank between its arrays and inboxes. `inbox(to)` is the inbox of a rank to which it sends,
-/// or its own. Without flags only the first half is used.
+/// Returns all messages that a rank sends and receives. `inbox(to)` returns the inbox (buffer of received messages) of
+/// a rank to which it sends, or its own inbox. Without flags only the first half of the inboxes is used.
 template <class Inbox>
 [[nodiscard]] pushed_messages messages_of(const schedule &all, const pushed_inboxes &at, const grid &g, int rank,
                                           const rank_arrays &arrays, const Inbox &inbox, bool has_flags) {
@@ -363,12 +369,12 @@ template <class Inbox>
     return made;
 }
 
-/// Returns true if a kernel that pushes is available.
+/// Returns true if a kernel that pushes messages is available.
 [[nodiscard]] inline bool can_push(const context &ctx, const options &how) {
     return how.pushed_copy || ctx.backend() == backend::host;
 }
 
-/// Returns the function that creates the kernels.
+/// Returns the function that creates the kernels which push messages.
 [[nodiscard]] inline pushing_copier pusher(const context &ctx, const options &how) {
     if (!can_push(ctx, how)) {
         fail(refusal(status::not_supported, "how",
@@ -378,8 +384,8 @@ template <class Inbox>
     return how.pushed_copy ? how.pushed_copy : cpu_pushed();
 }
 
-/// Returns true if each rank gets a message from every rank to which it sends one. The two halves of an inbox rely on
-/// this. It holds on every grid.
+/// Returns true if each rank receives a message from every rank to which it sends one. The proof for the two halves of
+/// an inbox requires this. It is true for every grid.
 [[nodiscard]] inline bool sends_both_ways(const schedule &all) {
     return std::all_of(all.pairs.begin(), all.pairs.end(), [&](const rank_pair &p) {
         return std::any_of(all.pairs.begin(), all.pairs.end(),

@@ -3,8 +3,8 @@
 #define MPGPU_HALO_SCHEDULE_HPP
 
 /// @file
-/// Schedules: the cells that each rank sends to each other rank, directly or in messages. Part of mpgpu/halo.hpp;
-/// include that header.
+/// Schedules of halo exchanges: the cells that each rank sends to each other rank, directly or in packed messages. Part
+/// of mpgpu/halo.hpp; include that header.
 
 #include <mpgpu/halo/pieces.hpp>
 
@@ -20,14 +20,15 @@
 
 namespace mpgpu::halo::detail {
 
-/// Cells of one array that become ghost cells of another, with the same number of cells in each dimension.
+/// Region: box of computed cells of a sender that is copied to ghost cells of a receiver.
 struct region {
-    std::array<std::int64_t, 3> source; ///< first cell to send, in the sender's array
-    std::array<std::int64_t, 3> ghost;  ///< first ghost cell, in the receiver's array
+    std::array<std::int64_t, 3> source; ///< index of the first cell to send, in the sender's array
+    std::array<std::int64_t, 3> ghost;  ///< index of the first ghost cell, in the receiver's array
     std::array<std::int64_t, 3> cells;
 };
 
-/// Division of a region into boxes that are contiguous in both arrays: `rows` x `planes` boxes of `length` cells each.
+/// Division of a region into pieces that are contiguous in both arrays: `rows` x `planes` pieces of `length` cells
+/// each.
 struct pieces_of {
     std::int64_t length;
     std::int64_t rows;
@@ -46,23 +47,24 @@ struct pieces_of {
     return {r.cells[0] * r.cells[1] * r.cells[2], 1, 1};
 }
 
-/// All regions that one rank sends to another or to itself.
+/// Pair of a sending and a receiving rank, with all regions that are copied from one to the other. Both may be the same
+/// rank.
 struct rank_pair {
     int from;
     int to;
     std::vector<region> direct;
     std::vector<region> packed;
     bool on_node = true;             ///< true if both ranks are on this node, or neither is
-    std::uint64_t bytes = 0;         ///< size of the message
-    std::uint64_t outbox_offset = 0; ///< offset of the message in the sender's outbox, bytes
-    std::uint64_t inbox_offset = 0;  ///< of the message in the receiver's inbox; messages to itself stay in the outbox
+    std::uint64_t bytes = 0;         ///< size of the packed message in bytes
+    std::uint64_t outbox_offset = 0; ///< offset in the sender's outbox (buffer of sent messages), bytes
+    std::uint64_t inbox_offset = 0;  ///< offset in the receiver's inbox, bytes; a message to itself stays in the outbox
 };
 
-/// All pairs of a grid, ordered by sender, then receiver. Equal on all ranks.
+/// Schedule: all pairs of ranks of a grid that exchange cells, ordered by sender, then by receiver. Equal on all ranks.
 struct schedule {
     std::vector<rank_pair> pairs;
-    std::vector<std::uint64_t> outbox_bytes; ///< of each rank
-    std::vector<std::uint64_t> inbox_bytes;  ///< of each rank
+    std::vector<std::uint64_t> outbox_bytes; ///< size of the buffer of sent messages, per rank
+    std::vector<std::uint64_t> inbox_bytes;  ///< size of the buffer of received messages, per rank
 };
 
 constexpr std::uint64_t piece_alignment = 16;
@@ -77,7 +79,7 @@ constexpr std::uint64_t message_alignment =
     return static_cast<std::uint64_t>(r.cells[0] * r.cells[1] * r.cells[2]);
 }
 
-/// Returns the rank at distance `step` in the rank grid, if there is one.
+/// Returns the rank at the relative position `step` in the grid of ranks. Returns nothing if there is none.
 [[nodiscard]] inline std::optional<int> neighbour(const grid &g, int rank, const std::array<int, 3> &step) noexcept {
     const std::array<int, 3> ranks = mesh_ranks(g);
     std::array<int, 3> place = place_of(g, rank);
@@ -93,7 +95,8 @@ constexpr std::uint64_t message_alignment =
     return place[0] + ranks[0] * (place[1] + ranks[1] * place[2]);
 }
 
-/// Returns the region that rank `to` receives from rank `from`, which is its neighbour in direction `step`.
+/// Returns the region that rank `to` receives from rank `from`. `from` is the neighbour of `to` in the direction
+/// `step`.
 [[nodiscard]] inline region region_of(const grid &g, int from, int to, const std::array<int, 3> &step) noexcept {
     const box source = box_of(g, from);
     const box own = box_of(g, to);
@@ -107,7 +110,7 @@ constexpr std::uint64_t message_alignment =
     return r;
 }
 
-/// Returns the directions in which a grid has neighbours.
+/// Returns all directions in which ranks of a grid exchange cells with neighbours.
 [[nodiscard]] inline std::vector<std::array<int, 3>> steps_of(const grid &g) {
     std::vector<std::array<int, 3>> steps;
     for (int z = -1; z <= 1; ++z) {
@@ -129,8 +132,8 @@ constexpr std::uint64_t message_alignment =
     return steps;
 }
 
-/// Returns the schedule of a grid. `here(rank)` is true if a rank is on this node. Between nodes all regions are
-/// packed. Ranks of one node compute equal entries for all pairs that contain one of them.
+/// Returns the schedule of a grid. `here(rank)` returns true if a rank is on this node. Between nodes all regions are
+/// packed. All ranks of a node get equal entries for all pairs that contain one of these ranks.
 template <class Here>
 [[nodiscard]] schedule schedule_of(const grid &g, const std::vector<std::size_t> &element_bytes,
                                    std::uint64_t direct_pieces, const Here &here) {
@@ -182,15 +185,16 @@ template <class Here>
     return all;
 }
 
-/// Returns the values of `options::direct_pieces` that are worth measuring, each with a different schedule: 0 (no
-/// direct copies), 1 (single pieces), and the largest value that creates at most 16384 transfers in a plan of
-/// `ranks_in_a_plan` ranks. Equal on all ranks, regardless of which ranks share a node.
+/// Returns the values of `options::direct_pieces` that are worth measuring. Each of them leads to a different schedule:
+/// 0 (no direct copies), 1 (direct copies of regions that are contiguous), and the largest value that leads to at most
+/// 16384 transfers in a plan of `ranks_in_a_plan` ranks. The result is equal on all ranks, even if they are on
+/// different nodes.
 [[nodiscard]] inline std::vector<std::uint64_t> limits_of(const grid &g, const std::vector<std::size_t> &element_bytes,
                                                           int ranks_in_a_plan) {
-    constexpr std::uint64_t most_transfers = 16384; // take about 40 ms to plan
+    constexpr std::uint64_t most_transfers = 16384; // planning them takes about 40 ms
     constexpr std::uint64_t any = std::numeric_limits<std::uint64_t>::max();
     const schedule all = schedule_of(g, element_bytes, any, [](int) { return true; });
-    std::map<std::uint64_t, std::uint64_t> transfers; // by number of pieces of their region
+    std::map<std::uint64_t, std::uint64_t> transfers; // number of transfers, by number of pieces of the region
     for (const rank_pair &p : all.pairs) {
         for (const region &r : p.direct) {
             const pieces_of pieces = split(r, array_extents(g, p.from), array_extents(g, p.to));
@@ -217,13 +221,15 @@ template <class Here>
     return limits;
 }
 
-/// Returns true if a schedule with this limit packs any region when all ranks are on one node.
+/// Returns true if a schedule with this value of `options::direct_pieces` packs a region. Assumes that all ranks are on
+/// one node.
 [[nodiscard]] inline bool packs(const grid &g, std::uint64_t direct_pieces) {
     const schedule all = schedule_of(g, {1}, direct_pieces, [](int) { return true; });
     return std::any_of(all.pairs.begin(), all.pairs.end(), [](const rank_pair &p) { return !p.packed.empty(); });
 }
 
-/// Adds the packed regions of a message, as pieces between `message` and the arrays of the sender or the receiver.
+/// Adds the packed regions of a message to `pieces`, as copies between `message` and the arrays of the sender or
+/// receiver.
 inline void add_pieces(std::vector<piece> &pieces, const rank_pair &p, const grid &g, const rank_arrays &arrays,
                        std::byte *message, direction way) {
     const std::array<std::int64_t, 3> e = array_extents(g, way == direction::pack ? p.from : p.to);
@@ -247,8 +253,8 @@ inline void add_pieces(std::vector<piece> &pieces, const rank_pair &p, const gri
     }
 }
 
-/// Calls `copy(v, to, from, bytes)` for each piece that is copied directly into ghost cells. `v` is the variable; `to`
-/// and `from` are offsets in bytes in the receiver's and the sender's array.
+/// Calls `copy(v, to, from, bytes)` for each piece that is copied directly into ghost cells. `v` is the index of the
+/// variable. `to` and `from` are offsets in bytes in the arrays of the receiver and of the sender.
 template <class Copy>
 void for_each_direct(const rank_pair &p, const grid &g, const std::vector<std::size_t> &element_bytes,
                      const Copy &copy) {
@@ -271,7 +277,7 @@ void for_each_direct(const rank_pair &p, const grid &g, const std::vector<std::s
     }
 }
 
-/// Adds the transfers of the regions that are copied directly into ghost cells.
+/// Adds to `transfers` the transfers of all regions that are copied directly into ghost cells.
 inline void add_direct(std::vector<transfer> &transfers, const rank_pair &p, const grid &g, const rank_arrays &from,
                        const rank_arrays &to) {
     for_each_direct(p, g, element_sizes(from),
