@@ -1,5 +1,5 @@
-//! Tests that a call without enough host memory returns an error and that nothing else fails. Sanitizers reserve much address space, so
-//! this is a separate program that `tests/run` also runs without them.
+//! Tests that a call that gets too little host memory returns an error, and that nothing else fails. This is a separate program, because
+//! sanitizers reserve much address space; `tests/run` also runs it without sanitizers.
 
 mod common;
 mod node;
@@ -12,10 +12,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::ptr::null_mut;
 
-/// Bytes of each transfer, and its destination device.
+/// Size in bytes and destination device of each transfer, for the two kinds of test.
 const KINDS: [(usize, i32); 2] = [(64, 1), (256, MP_DEVICE_HOST)];
 
-/// Limits the address space to `more` bytes beyond the current size, or removes the limit.
+/// Limits the address space of this process to `more` bytes beyond its current size. `None` removes the limit.
 fn limit_memory(more: Option<u64>) {
     let status = std::fs::read_to_string("/proc/self/statm").expect("proc");
     let pages: u64 = status.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number");
@@ -25,8 +25,8 @@ fn limit_memory(more: Option<u64>) {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
 }
 
-/// Runs in a process with limited memory: plans, describes and executes. Its orders are the number of transfers, their kind, and the number
-/// of bytes.
+/// Makes, describes and executes a plan with limited memory. Runs in a child process whose arguments are the number of transfers, their
+/// kind, and the limit in bytes.
 #[test]
 #[ignore = "run by other tests"]
 fn child_plans_in_little_memory() {
@@ -37,7 +37,7 @@ fn child_plans_in_little_memory() {
     let (from, to) = (node.alloc(0, count * bytes), node.alloc(device, count * bytes));
     let at = |index: usize| transfer(to.wrapping_add(index * bytes), device, from.wrapping_add(index * bytes), 0, bytes);
     let transfers: Vec<mp_transfer_t> = (0..count).map(at).collect();
-    // Creates the threads and their resources before the limit is set.
+    // This execution creates threads and other resources before the limit is set.
     node.run(node.plan(&transfers[..1]));
     limit_memory(Some(more));
     let (planned, plan) = node.try_plan(&transfers, null_mut());
@@ -53,12 +53,12 @@ fn child_plans_in_little_memory() {
     for status in [planned, waited].into_iter().chain(rest) {
         assert!(matches!(status, MP_SUCCESS | MP_ERROR_OUT_OF_MEMORY), "{status:?}: {}", last_error());
     }
-    // The context still works.
+    // The context must still work.
     node.still_works();
     println!("PLANNED {}", planned == MP_SUCCESS);
 }
 
-/// Returns true if a process with this much memory had enough. It must exit normally in any case.
+/// True if a child process with this memory limit succeeded. It must exit normally in any case.
 fn plans(count: usize, kind: usize, more: u64) -> bool {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(["child_plans_in_little_memory", "--exact", "--ignored", "--nocapture"]);
@@ -70,7 +70,7 @@ fn plans(count: usize, kind: usize, more: u64) -> bool {
     said.contains("PLANNED true")
 }
 
-/// Returns true if the address space can be limited. Sanitizers reserve too much of it.
+/// True if the limit on the address space is effective. It is not with sanitizers, which reserve much address space.
 fn is_limited() -> bool {
     let status = std::fs::read_to_string("/proc/self/statm").expect("proc");
     let is_small = status.split(' ').next().and_then(|pages| pages.parse::<u64>().ok()).is_some_and(|pages| pages < 1 << 28);

@@ -1,7 +1,8 @@
-//! Runs random programs of several ranks in which one is killed or leaves early. No rank may write into a window whose owner has not begun
-//! the step, no step may succeed with wrong bytes, and no rank may wait for ever.
+//! Runs random node plans on several ranks, of which one (the victim) is killed or leaves early. No rank may write into a window (memory
+//! range that other ranks may access) before the owner of the window has begun the communication step. No step may succeed with wrong data,
+//! and no rank may wait for ever.
 //!
-//! A window is checked twice: when its step has succeeded and, newly filled, just before its owner begins the next step.
+//! A window is checked twice: after its step has succeeded, and, filled with another value, just before its owner begins the next step.
 
 use crate::common::{Random, is_long, setting};
 use crate::killed::hear;
@@ -18,23 +19,23 @@ use std::time::{Duration, Instant};
 
 const TOPOLOGY: &str = "dgx1-v100";
 const STEPS: u64 = 120;
-/// Value of all bytes of a window between two steps.
+/// Value of all bytes of a window between two communication steps.
 const IDLE: u8 = 0xA5;
 
-/// Program of all ranks; equal on each rank for the same seed.
+/// Random program of all ranks. The same seed gives the same program on each rank.
 struct Program {
     ranks: u32,
     victim: u32,
-    /// True if the victim leaves instead of being killed.
+    /// True if the victim leaves by destroying its plans, false if it is killed.
     leaves: bool,
-    /// Microseconds from the first step to the victim's end.
+    /// Time in microseconds from the first communication step until the victim leaves or is killed.
     after: u64,
     plans: Vec<PlanOfRanks>,
 }
 
 struct PlanOfRanks {
     transfers: Vec<NodeTransfer>,
-    /// Sizes of the two windows of each rank: the send window and the receive window.
+    /// Sizes in bytes of the two windows of each rank: the window that it sends from, and the window that it receives into.
     bytes: Vec<[u64; 2]>,
     options: PlanOptions,
 }
@@ -57,7 +58,7 @@ impl PlanOfRanks {
         for _ in 0..1 + random.below(2 * u64::from(ranks)) {
             let [src, dst] = [0; 2].map(|_| random.below(u64::from(ranks)) as u32);
             let (bytes_of, again) = (1 + random.below(most), random.chance(30));
-            // Equal sources become trees, in which ranks forward bytes.
+            // Transfers with the same source use trees, in which ranks forward data.
             let from = transfers.last().filter(|_| again).map(|last: &NodeTransfer| (last.src, last.bytes));
             let (from, bytes_of) = from.unwrap_or_else(|| {
                 let from = end(src, 0, bytes[src as usize][0]);
@@ -71,12 +72,12 @@ impl PlanOfRanks {
         PlanOfRanks { transfers, bytes, options }
     }
 
-    /// Returns the value of a byte of a send window in a step.
+    /// Returns the value of the byte at offset `at` in the send window of rank `src` in a communication step.
     fn byte(src: u32, at: u64, step: u64) -> u8 {
         (at.wrapping_mul(31) ^ (at >> 9) ^ step.wrapping_mul(71) ^ u64::from(src).wrapping_mul(11)) as u8
     }
 
-    /// Returns the first transfer to a rank that has wrong bytes.
+    /// Returns the index of the first transfer to a rank that has delivered wrong data, or `None`.
     fn wrong(&self, rank: u32, received: &[u8], step: u64) -> Option<usize> {
         self.transfers.iter().position(|transfer| {
             let NodeTransfer { dst, src, bytes } = *transfer;
@@ -86,7 +87,7 @@ impl PlanOfRanks {
     }
 }
 
-/// Plan of all ranks from the view of one rank.
+/// Plan of all ranks, as one rank sees it, with the windows of that rank.
 struct Own<'a> {
     of: &'a PlanOfRanks,
     plan: NodePlan,
@@ -127,7 +128,8 @@ fn is_lost(result: Result<(), Error>, what: &str) -> bool {
     }
 }
 
-/// Runs steps of a rank until it gets the error of a lost rank, all steps are done, or it leaves. Returns the number of completed steps.
+/// Executes communication steps on one rank until it gets the error that a rank was lost, until all steps are done, or until it leaves.
+/// Returns the number of completed steps.
 fn steps(program: &Program, rank: u32, own: &[Own<'_>], context: &Context, stream: StreamHandle, until: Option<Instant>) -> u64 {
     let mut random = Random(u64::from(rank) + program.after);
     for step in 1.. {
@@ -156,7 +158,7 @@ fn steps(program: &Program, rank: u32, own: &[Own<'_>], context: &Context, strea
     0
 }
 
-/// Runs one rank. Its orders are rank, seed and socket.
+/// Runs one rank in a child process. Its arguments are rank, seed and socket.
 #[test]
 #[ignore = "run by other tests"]
 fn child_takes_part() {
@@ -181,7 +183,7 @@ fn child_takes_part() {
         });
     }
     let done = steps(&program, rank, &own, &context, stream, end.filter(|_| program.leaves));
-    // A rank that has left in time reuses its windows, and must find them unchanged when the other ranks have ended.
+    // A rank that has left before its last step reuses its windows. They must be unchanged when the other ranks have ended.
     let has_left = program.leaves && rank == program.victim && own.iter().all(Own::is_idle);
     for one in &own {
         is_lost(one.plan.destroy(), "destroy");
@@ -194,7 +196,7 @@ fn child_takes_part() {
     println!("\nANSWER 0");
 }
 
-/// Runs one program. Returns the number of steps that each rank has completed.
+/// Runs one random program. Returns the number of communication steps that each rank has completed; `None` for the victim if it was killed.
 fn play(seed: u64) -> Vec<Option<u64>> {
     let program = Program::new(seed);
     let socket = std::env::temp_dir().join(format!("mpgpu-node-kills-{}-{seed}", std::process::id()));

@@ -1,5 +1,5 @@
-//! Tests errors of node plans that another rank has left or has enqueued in another order: only the streams that wait for that rank report
-//! the error, and each only once.
+//! Tests errors of node plans if another rank has left a plan, or has enqueued plans in another order. Only streams that wait for that rank
+//! may report the error, and each only once.
 
 use crate::common::Random;
 use crate::node_plans::{as_ranks, context, end};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const BYTES: u64 = 64 << 10;
 const GPU: DeviceId = DeviceId::gpu(0);
 
-/// Ends this program if a test hangs.
+/// Ends this test program if a test hangs.
 struct Watchdog(Arc<AtomicBool>);
 
 impl Watchdog {
@@ -40,10 +40,10 @@ impl Drop for Watchdog {
     }
 }
 
-/// Returns a plan in which each rank of `taking` sends to the next one, and other ranks have no part.
+/// Creates a plan in which each rank of `taking` sends to the next one in the list. Other ranks take no part.
 fn ring_of(node: &Arc<NodeGroup>, taking: &[u32]) -> NodePlan {
     let allocate = || node.context().allocate(GPU, BYTES).expect("memory");
-    // Freed with the context.
+    // The windows are freed when the context is closed.
     let windows = [0, 1].map(|_| Window { address: allocate(), bytes: BYTES });
     let place = taking.iter().position(|rank| *rank == node.rank());
     let next = |place: usize| taking[(place + 1) % taking.len()];
@@ -59,7 +59,7 @@ fn peer_gone(result: Result<(), Error>) -> String {
     }
 }
 
-/// Makes a copy in a stream without dependence on other ranks.
+/// Copies data in a stream that does not depend on other ranks, and checks the data.
 fn copies(context: &Context, stream: StreamHandle) {
     let [dst, src] = [0, 1].map(|_| context.allocate(GPU, BYTES).expect("memory"));
     let plan = context.plan(&[Transfer { dst, dst_device: GPU, src, src_device: GPU, bytes: BYTES }], &PlanOptions::default());
@@ -76,11 +76,11 @@ fn a_rank_that_leaves_one_plan_early_is_told_of_to_streams_that_wait_in_it_and_t
         let node = Arc::new(NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node"));
         let [left, kept] = [0, 1].map(|_| ring_of(&node, &[0, 1]));
         assert!(left.describe().contains("node plan 1;") && kept.describe().contains("node plan 2;"), "{}", left.describe());
-        // Counters that other ranks raise.
+        // These counters are set by other ranks.
         assert!(left.describe().contains(" on host0, ") && left.describe().contains(" on gpu0, in this rank"), "{}", left.describe());
         assert!(left.to_json()["holds_bytes"]["host0"].as_u64().is_some_and(|bytes| bytes > 0), "{}", left.to_json());
         let [in_left, in_kept, before, beside] = [0; 4].map(|_| context.create_stream(GPU).expect("a stream"));
-        // A stream that has completed a step of the plan is not affected by the next step.
+        // A stream that has completed one step of the plan is not affected by the failure of the next step.
         left.enqueue(before).expect("enqueued");
         context.synchronize_stream(before).expect("it ends");
         kept.enqueue(in_kept).expect("enqueued");
@@ -106,14 +106,14 @@ fn a_rank_that_leaves_one_plan_early_is_told_of_to_streams_that_wait_in_it_and_t
             context.synchronize_stream(stream).expect("it waits for nobody in the plan that was left");
             copies(&context, stream);
         }
-        // The other plan continues.
+        // The other plan continues to work.
         for _ in 0..3 {
             kept.execute(in_kept).expect("enqueued").wait().expect("both ranks take part");
         }
         if rank == 1 {
             let refused = left.enqueue(in_left).expect_err("a rank has left").to_string();
             assert!(refused.contains("node plan 1"), "{refused}");
-            // The event of the last step reports it.
+            // The event of the last step reports the error.
             peer_gone(left.destroy());
             context.synchronize_stream(in_left).expect("it was told");
         }
@@ -122,7 +122,7 @@ fn a_rank_that_leaves_one_plan_early_is_told_of_to_streams_that_wait_in_it_and_t
     });
 }
 
-/// Enqueues a step of each of two plans in one stream. Returns the errors of refused steps.
+/// Enqueues one step of each of two plans in one stream. Returns the errors of steps that were refused.
 fn enqueue_both(first: &NodePlan, second: &NodePlan, stream: StreamHandle) -> Vec<String> {
     [first, second].into_iter().filter_map(|plan| plan.enqueue(stream).err()).map(|error| error.to_string()).collect()
 }
@@ -130,7 +130,7 @@ fn enqueue_both(first: &NodePlan, second: &NodePlan, stream: StreamHandle) -> Ve
 #[test]
 fn two_plans_in_another_order_in_one_stream_are_found_and_nobody_waits() {
     let _watchdog = Watchdog::new("two orders");
-    // Immediately, after steps in the same order, and with one rank far ahead of the other.
+    // The plans are enqueued in different orders: immediately, or after steps in the same order, or with one rank far ahead of the other.
     for (steps_before, ahead) in [(0, false), (0, true), (5, false), (5, true), (300, true)] {
         let enqueued = Barrier::new(2);
         let found = as_ranks(2, |rank, seat| {
@@ -153,7 +153,8 @@ fn two_plans_in_another_order_in_one_stream_are_found_and_nobody_waits() {
             if ahead && rank == 0 {
                 enqueued.wait();
             }
-            // A rank with no refused step gets an error when it waits. A rank with a refused step continues or gets the other's error.
+            // A rank whose steps were all accepted gets an error when it waits. A rank with a refused step continues, or gets the error of
+            // the other rank.
             let waited = context.synchronize_stream(stream).err().map(|error| error.to_string());
             let step = steps_before + 1;
             for text in &refused {
@@ -170,7 +171,7 @@ fn two_plans_in_another_order_in_one_stream_are_found_and_nobody_waits() {
             }
             context.synchronize_stream(stream).expect("it was told, or need not be");
             enqueued.wait();
-            // The refused plan reports the error again. Both plans, and the context, can be destroyed.
+            // The refused plan reports the error again when it is destroyed. Both plans, and the context, can be destroyed.
             drop([&a, &b].map(|plan| plan.destroy()));
             context.close().expect("closed");
             (refused.len(), waited.is_some())
@@ -190,13 +191,14 @@ fn orders_that_keep_nobody_waiting_are_no_alarm() {
     const RANKS: u32 = 3;
     for seed in 0..12 {
         let mut random = Random(seed);
-        // All ranks use the same list of plans: either in one stream, or each plan in a separate stream and each rank in a different order.
+        // All ranks use the same list of plans. Either all steps are in one stream, or each plan has its own stream and the ranks enqueue
+        // the steps in different orders.
         let list: Vec<usize> = (0..60).map(|_| random.below(3) as usize).collect();
         let in_one = seed % 2 == 0;
         as_ranks(RANKS, |rank, seat| {
             let context = context("beluga", Some(vec![rank]));
             let node = Arc::new(NodeGroup::new(&context, rank, RANKS, seat, &[]).expect("a node"));
-            // Rank 2 has no part in the last plan and may enqueue it at any time.
+            // Rank 2 takes no part in the last plan, and may enqueue it at any time.
             let plans = [&[0, 1, 2][..], &[0, 1, 2], &[0, 1]].map(|taking| ring_of(&node, taking));
             let streams = [0; 3].map(|_| context.create_stream(GPU).expect("a stream"));
             let mut random = Random(seed << 8 | u64::from(rank));
@@ -204,7 +206,7 @@ fn orders_that_keep_nobody_waiting_are_no_alarm() {
             if !in_one {
                 (1..own.len()).for_each(|index| own.swap(index, random.below(index as u64 + 1) as usize));
             } else if rank == 2 {
-                // The empty steps come last.
+                // The steps in which this rank takes no part come last.
                 own.sort_by_key(|plan| *plan == 2);
             }
             for plan in own {
@@ -240,7 +242,7 @@ fn what_is_made_with_a_node_goes_on_without_it_and_memory_may_go_after_its_last_
         if rank == 0 {
             plan.destroy().expect("given back");
         }
-        // Both ranks have enqueued the same number of steps, and those of this rank have finished.
+        // Both ranks have enqueued the same number of steps, and the steps of this rank have finished.
         windows.iter().for_each(|window| context.free(window.address).expect("freed"));
         if rank == 1 {
             let refused = plan.enqueue(StreamHandle(0)).expect_err("its memory has gone").to_string();
@@ -248,7 +250,7 @@ fn what_is_made_with_a_node_goes_on_without_it_and_memory_may_go_after_its_last_
             plan.destroy().expect("given back");
         }
         context.close().expect("closed");
-        // A plan that a rank has left ends with its context.
+        // A plan that another rank has left can no longer be enqueued, and is destroyed with its context.
         assert!(plan.enqueue(StreamHandle(0)).is_err());
     });
 }
@@ -260,14 +262,14 @@ fn a_rank_that_fails_because_of_another_names_the_first() {
     as_ranks(3, |rank, seat| {
         let context = context("beluga", Some(vec![rank]));
         let node = Arc::new(NodeGroup::new(&context, rank, 3, seat, &[]).expect("a node"));
-        // Rank 2 communicates only with rank 1, which communicates with rank 0.
+        // Rank 2 communicates only with rank 1, and rank 1 also communicates with rank 0.
         let window = Window { address: context.allocate(GPU, 2 * BYTES).expect("memory"), bytes: 2 * BYTES };
         let to = |other: u32| NodeTransfer { dst: end(other, 0, BYTES), src: end(rank, 0, 0), bytes: BYTES };
         let mine: Vec<NodeTransfer> = if rank < 2 { vec![to(rank + 1)] } else { Vec::new() };
         let plan = node.plan(&[window], &mine, &PlanOptions::default()).expect("a plan");
         plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("all ranks take part");
         if rank > 0 {
-            // The send of rank 1 in the first of these steps does not depend on rank 0.
+            // In the first of these steps, the send of rank 1 does not depend on rank 0.
             (0..2).for_each(|_| plan.enqueue(StreamHandle(0)).expect("enqueued"));
         }
         together.wait();

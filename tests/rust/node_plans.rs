@@ -1,5 +1,5 @@
-//! Tests plans of all ranks of a node on the host backend. Ranks are threads with separate contexts here, and processes in other tests.
-//! They exchange their initial data through memory or through a socket.
+//! Tests node plans (plans of all ranks of a node) on the host backend. In these tests ranks are threads with separate contexts; in other
+//! tests they are processes. The ranks exchange their initial data through memory or through a socket.
 
 use crate::common::{Random, config};
 use mpgpu_backend::StreamHandle;
@@ -10,10 +10,10 @@ use proptest::prelude::*;
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::Duration;
 
-/// Data of each rank, and the number of ranks that have read it.
+/// Data of each rank in one allgather, and the number of ranks that have read the data.
 type Round = (Vec<Option<Vec<u8>>>, usize);
 
-/// Allgather between threads.
+/// Allgather function for ranks that are threads.
 struct Meeting {
     ranks: usize,
     state: Mutex<Round>,
@@ -31,14 +31,14 @@ struct Seat(Arc<Meeting>, usize);
 impl Allgather for Seat {
     fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
         let Seat(meeting, rank) = self;
-        // A missing rank is an error after a timeout, so that a wrong test ends.
+        // If a rank does not call within a time limit, an error is returned, so that a failing test ends.
         let wait = |state, goes_on: &dyn Fn(&Round) -> bool| {
             let (state, waited) =
                 meeting.changed.wait_timeout_while(state, Duration::from_secs(60), |state| goes_on(state)).expect("no panic");
             if waited.timed_out() { Err("a rank has not come".to_owned()) } else { Ok(state) }
         };
         let mut state = meeting.state.lock().expect("no panic");
-        // Waits until all ranks have read the data of the last round.
+        // First wait until all ranks have read the data of the previous allgather.
         state = wait(state, &|state| state.0[*rank].is_some())?;
         state.0[*rank] = Some(send.to_vec());
         meeting.changed.notify_all();
@@ -62,7 +62,7 @@ pub(crate) fn context(topology: &str, visible: Option<Vec<u32>>) -> Arc<Context>
     Arc::new(Context::open(&options, Config { visible, ..Config::default() }).expect("a context"))
 }
 
-/// Runs `work` as each rank, in a separate thread.
+/// Runs `work` on each of `ranks` ranks, each in a separate thread. Returns the results.
 pub(crate) fn as_ranks<T: Send>(ranks: u32, work: impl Fn(u32, Box<dyn Allgather>) -> T + Sync) -> Vec<T> {
     let meeting = Meeting::new(ranks as usize);
     std::thread::scope(|scope| {
@@ -80,8 +80,8 @@ pub(crate) fn end(rank: u32, window: u32, offset: u64) -> NodeEnd {
     NodeEnd { rank, window, offset }
 }
 
-/// Returns the transfers that a rank passes for a batch and, for each of them, its index and whether it is the receiver's half. For
-/// transfers with a tag both ranks pass their halves.
+/// Returns the transfers that one rank passes for a batch. For each of them, also returns its index in the batch, and true if it is a
+/// receive descriptor. For a transfer with a tag, the sender passes a send descriptor and the receiver a receive descriptor.
 pub(crate) fn handed_in(transfers: &[NodeTransfer], tags: &[Option<u64>], rank: u32) -> (Vec<NodeTransfer>, Vec<(usize, bool)>) {
     let (mut mine, mut which) = (Vec::new(), Vec::new());
     for (index, (transfer, tag)) in transfers.iter().zip(tags).enumerate() {
@@ -98,27 +98,28 @@ pub(crate) fn handed_in(transfers: &[NodeTransfer], tags: &[Option<u64>], rank: 
     (mine, which)
 }
 
-/// Returns the value of byte `offset` of transfer `index` in a step.
+/// Returns the value of the byte at `offset` of transfer number `index` in a communication step.
 fn byte(index: usize, offset: u64, step: u64) -> u8 {
     (offset.wrapping_mul(31) ^ (offset >> 9) ^ (index as u64).wrapping_mul(101) ^ step.wrapping_mul(59)) as u8
 }
 
-/// Returns memory of the host backend.
+/// Returns a slice for memory of the host backend.
 #[allow(clippy::mut_from_ref)]
 pub(crate) fn memory(address: u64, bytes: u64) -> &'static mut [u8] {
     // SAFETY: memory of the test that no copy uses meanwhile, because the tests synchronise first.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), bytes as usize) }
 }
 
-/// Batch of all ranks. Window 0 of a rank is its send buffer, window 1 its receive buffer, both on one device.
+/// Batch of transfers of all ranks. Each rank has two windows on one device: window 0 is its send buffer, and window 1 is its receive
+/// buffer.
 struct Case {
     topology: &'static str,
     ranks: u32,
-    /// For each rank the device of its windows, by the topology's numbering, and the sizes of both windows.
+    /// Device of each rank's windows, as numbered in the topology. (`sizes` holds the sizes of both windows in bytes.)
     devices: Vec<DeviceId>,
     sizes: Vec<[u64; 2]>,
     transfers: Vec<NodeTransfer>,
-    /// For each transfer the tag, if both ranks pass their halves.
+    /// Tag of each transfer that is passed as a send and a receive descriptor; `None` for others.
     tags: Vec<Option<u64>>,
     one_in_sight: bool,
 }
@@ -134,7 +135,7 @@ impl Case {
         for _ in 0..random.below(10) {
             let (src, dst) = (random.below(u64::from(ranks)) as u32, random.below(u64::from(ranks)) as u32);
             if random.chance(15) {
-                // One source for all destinations, which forward it.
+                // All destinations have the same source, and forward the data.
                 let bytes = (1 << 20) + random.below(1 << 20);
                 let from = sizes[src as usize][0];
                 for dst in 0..ranks {
@@ -153,7 +154,7 @@ impl Case {
             };
             let [from, to] = [sizes[src as usize][0], sizes[dst as usize][1]];
             transfers.push(NodeTransfer { dst: end(dst, 1, to), src: end(src, 0, from), bytes });
-            // Transfers with equal tags match in order.
+            // Transfers with equal tags match in the order in which they are passed.
             tags.push(random.chance(50).then(|| random.below(2)));
             sizes[src as usize][0] += bytes + random.below(3);
             sizes[dst as usize][1] += bytes + random.below(3);
@@ -161,12 +162,13 @@ impl Case {
         Case { topology, ranks, devices, sizes, transfers, tags, one_in_sight }
     }
 
-    /// Returns the index of the first transfer with the same source.
+    /// Returns the index of the first transfer that has the same source as transfer `index`.
     fn first_of(&self, index: usize) -> usize {
         self.transfers.iter().position(|transfer| transfer.src == self.transfers[index].src).unwrap_or(index)
     }
 
-    /// Runs `steps` steps as all ranks, and checks every byte of each. Returns the ranks' descriptions of their plans.
+    /// Executes `steps` communication steps on all ranks, and checks every byte after each step. Returns each rank's description of its
+    /// plan.
     fn run(&self, steps: u64, options: &PlanOptions, delays: u64) -> Vec<String> {
         as_ranks(self.ranks, |rank, seat| {
             let mut random = Random(delays ^ u64::from(rank) << 32);
@@ -200,7 +202,8 @@ impl Case {
                 }
             }
             let text = plan.describe();
-            // All ranks leave together. A rank that leaves alone would wait seconds for ranks that stage bytes in its memory.
+            // All ranks destroy their plans at the same time. A rank that does so alone would wait several seconds for ranks that stage
+            // data in its memory.
             node.plan(&[], &[], options).expect("a plan").destroy().expect("it is given back");
             plan.destroy().expect("it is given back");
             assert!(steps == 0 || context.statistics().executions == steps);
@@ -229,7 +232,7 @@ proptest! {
 
 #[test]
 fn ranks_pass_on_what_all_want_and_bytes_pass_several_of_them() {
-    // From one rank to all, from all to all, from the host memory of one, and between two ranks without NVLink.
+    // The batches: from one rank to all, from all to all, from the host memory of one rank, and between two ranks without NVLink.
     let to_all = |sources: &[u32], ranks: u32, bytes: u64| {
         let others = |src: u32| (0..ranks).filter(move |dst| *dst != src);
         let of = |src: &u32| {
@@ -259,7 +262,8 @@ fn ranks_pass_on_what_all_want_and_bytes_pass_several_of_them() {
     assert!(case.run(4, &PlanOptions::default(), 2).iter().all(|text| text.contains("via gpu1, gpu5")));
 }
 
-/// Returns a broadcast from rank 0 to three other ranks that forward the bytes, with as few bytes as make this worthwhile.
+/// Returns a broadcast from rank 0 to three other ranks, which forward the data. The transfers are as small as possible for forwarding to
+/// be worthwhile.
 fn small_trees() -> (Case, PlanOptions) {
     let bytes = (4 << 20) + 12;
     let transfers = (1..4).map(|dst| NodeTransfer { dst: end(dst, 1, 0), src: end(0, 0, 0), bytes }).collect();
@@ -269,7 +273,7 @@ fn small_trees() -> (Case, PlanOptions) {
     (case, PlanOptions { min_bytes: Some(0), ..PlanOptions::default() })
 }
 
-/// With `LONG_TESTS` 100,000 steps, which take half an hour on two CPUs.
+/// Runs 100,000 communication steps if `LONG_TESTS=1` is set, which takes half an hour on two CPUs.
 #[test]
 fn every_byte_of_many_steps_of_trees_arrives() {
     let (case, options) = small_trees();
@@ -286,7 +290,7 @@ fn a_rank_that_leaves_trees_early_lets_nobody_wait() {
             let context = context(case.topology, Some(vec![rank]));
             let node = Arc::new(NodeGroup::new(&context, rank, case.ranks, seat, &[]).expect("a node"));
             let bytes = case.sizes[0][0];
-            // Freed with the context.
+            // The windows are freed when the context is closed.
             let windows = [0, 1].map(|_| Window { address: context.allocate(DeviceId::gpu(0), bytes).expect("memory"), bytes });
             let plan = node.plan(&windows, &handed_in(&case.transfers, &case.tags, rank).0, &options).expect("a plan");
             let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
@@ -311,7 +315,8 @@ fn a_rank_that_leaves_trees_early_lets_nobody_wait() {
     }
 }
 
-/// Returns a ring: each rank sends to the next, with enough bytes for several paths.
+/// Returns a ring, in which each rank sends to the next. The transfers are large enough for several paths. If `one_in_sight` is true, each
+/// rank sees only one GPU.
 fn ring(topology: &'static str, ranks: u32, bytes: u64, one_in_sight: bool) -> Case {
     let transfers: Vec<_> =
         (0..ranks).map(|rank| NodeTransfer { dst: end((rank + 1) % ranks, 1, 0), src: end(rank, 0, 0), bytes }).collect();
@@ -339,7 +344,7 @@ fn a_ring_of_ranks_that_see_one_gpu_each_gains_by_several_paths_what_one_process
             [sent, received].into_iter().for_each(|address| context.free(address).expect("freed"));
             (plan.paths(), plan.planned().predicted)
         });
-        // The same batch in one process.
+        // The same batch is planned in one process for comparison.
         let one = context(topology, None);
         let memory = |gpu| [0, 1].map(|_| one.allocate(DeviceId::gpu(gpu), bytes).expect("memory"));
         let buffers: Vec<[u64; 2]> = (0..gpus).map(memory).collect();
@@ -354,7 +359,8 @@ fn a_ring_of_ranks_that_see_one_gpu_each_gains_by_several_paths_what_one_process
             .collect();
         let alike = one.plan(&transfers, &PlanOptions::default()).expect("a plan");
         assert!(alike.paths() > gpus as usize, "{topology}: it takes more than one path each");
-        // Ranks wait for each other before and after the step, and flags order the chunks, which takes slightly longer than events.
+        // Ranks wait for each other before and after a communication step, and flags order the chunks, which takes slightly longer than
+        // events.
         let apart = 2.0 * one.machine().costs().hand_over;
         for (of_rank, predicted) in paths {
             assert!(of_rank > gpus as usize, "{topology}, {bytes} bytes: {of_rank} paths");
@@ -368,9 +374,9 @@ fn a_ring_of_ranks_that_see_one_gpu_each_gains_by_several_paths_what_one_process
 
 #[test]
 fn steps_follow_each_other_without_a_rank_waiting_for_another_to_say_so() {
-    // Several paths in several variants.
+    // The size is chosen so that the plan has several variants with several paths.
     const BYTES: u64 = 16 << 20;
-    // Receivers that enqueue late, and steps that are enqueued far ahead: the library must provide the flow control.
+    // Some receivers enqueue their steps late, and some ranks enqueue steps far ahead. The library must provide flow control.
     for (one_in_sight, chunk) in [(true, 1 << 18), (false, 1 << 20)] {
         let case = ring("beluga", 3, BYTES, one_in_sight);
         let options = PlanOptions { chunk_bytes: Some(chunk), ..PlanOptions::default() };
@@ -385,7 +391,8 @@ fn steps_follow_each_other_without_a_rank_waiting_for_another_to_say_so() {
             let event = context.create_event().expect("an event");
             const STEPS: u64 = 24;
             for step in 0..STEPS {
-                // Two alternating streams: a step still follows the previous one. The caller orders its accesses to the windows.
+                // Steps alternate between two streams. A step still follows the previous one, but the caller must order its own accesses to
+                // the windows.
                 let stream = streams[step as usize % 2];
                 context.stream_wait_event(stream, event).expect("waits");
                 let fill = move || memory(sent, BYTES).fill((step * 4 + u64::from(rank)) as u8);
@@ -459,7 +466,7 @@ fn halves_that_do_not_meet_are_refused_on_all_ranks() {
         (windows, vec![send, receive], PlanOptions::default())
     };
     type Mistake = fn(&mut Vec<NodeTransfer>);
-    // An error of rank 1, the transfer that it concerns, and the messages on all ranks.
+    // Wrong arguments of rank 1, the transfer that they concern, and the messages on all ranks.
     let cases: [(Mistake, u32, &str); 7] = [
         (|t| t[0].dst.offset = 8, 1, "transfer 0: it is sent to rank 2 with tag 8, and that rank passes no receive for it"),
         (|t| _ = t.remove(1), 0, "transfer 0: it is sent to rank 1 with tag 7, and that rank passes no receive for it"),
@@ -493,14 +500,14 @@ fn halves_that_do_not_meet_are_refused_on_all_ranks() {
     }
 }
 
-/// Returns the error on each of three ranks when `request` is refused on one.
+/// Calls `request` on each of three ranks, on one of which it returns wrong arguments. Returns the error of each rank.
 fn refused(request: impl Fn(u32, &Context) -> (Vec<Window>, Vec<NodeTransfer>, PlanOptions) + Sync) -> Vec<Error> {
     as_ranks(3, |rank, seat| {
         let context = context("beluga", Some(vec![rank]));
         let node = Arc::new(NodeGroup::new(&context, rank, 3, seat, &[]).expect("a node"));
         let (windows, transfers, options) = request(rank, &context);
         let error = node.plan(&windows, &transfers, &options).expect_err("it is refused");
-        // The next plan can be created.
+        // After the error, the next plan can be made.
         let plan = node.plan(&[], &[], &PlanOptions::default()).expect("an empty plan");
         plan.execute(StreamHandle(0)).expect("it does nothing").wait().expect("it ends");
         plan.destroy().expect("given back");
@@ -517,7 +524,7 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
     let to_next = |rank: u32, bytes: u64| NodeTransfer { dst: end((rank + 1) % 3, 0, 0), src: end(rank, 1, 0), bytes };
     let both = |context: &Context| vec![window(context, 4096), window(context, 4096)];
     let right = |rank: u32, context: &Context| (both(context), vec![to_next(rank, 4096)], PlanOptions::default());
-    // The rank itself gets the error of its wrong argument, and the others get the rank's number.
+    // The rank with the wrong argument gets an error about that argument, and the other ranks get an error with the number of the rank.
     let said = |errors: &[Error], wrong: u32, text: &str| {
         for (rank, error) in (0..).zip(errors) {
             match error {
@@ -647,7 +654,7 @@ fn a_rank_without_a_gpu_is_told_so_when_it_asks_for_one() {
 #[test]
 fn ranks_meet_at_a_socket_whoever_comes_first() {
     let path = std::env::temp_dir().join(format!("mpgpu-node-{}", std::process::id()));
-    // The socket that a killed job has left does not prevent a new node.
+    // A socket that a killed job has left does not prevent the creation of a node.
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
     let paths: Vec<usize> = std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..4)
@@ -714,11 +721,11 @@ fn memory_that_a_rank_frees_too_early_is_refused_there_and_at_its_peers() {
     });
 }
 
-/// Creates a rank of a ring on `beluga` that sees one GPU, with its plan and a stream.
+/// Creates one rank of a ring on `beluga`, with its plan and a stream. The rank sees one GPU.
 fn of_ring(rank: u32, ranks: u32, seat: Box<dyn Allgather>) -> (Arc<Context>, NodePlan, StreamHandle) {
     let context = context("beluga", Some(vec![rank]));
     let node = Arc::new(NodeGroup::new(&context, rank, ranks, seat, &[]).expect("a node"));
-    // Freed with the context.
+    // The windows are freed when the context is closed.
     let windows = [0, 1].map(|_| Window { address: context.allocate(DeviceId::gpu(0), 1 << 20).expect("memory"), bytes: 1 << 20 });
     let transfer = NodeTransfer { dst: end((rank + 1) % ranks, 1, 0), src: end(rank, 0, 0), bytes: 1 << 20 };
     let plan = node.plan(&windows, &[transfer], &PlanOptions::default()).expect("a plan");
@@ -735,7 +742,7 @@ fn a_rank_that_leaves_early_lets_nobody_wait() {
     const EARLY: u64 = 3;
     as_ranks(4, |rank, seat| {
         let (context, plan, stream) = of_ring(rank, 4, seat);
-        // Rank 2 has no neighbour that leaves early. It gets an error when its neighbours have given up, unless all of their bytes arrived
+        // Rank 2 has no neighbour that leaves early. It gets an error when its neighbours have given up, unless all of its data has arrived
         // before.
         let steps = if rank == 0 { EARLY } else { EARLY + 5 };
         let mut told = None;
@@ -760,7 +767,7 @@ fn ranks_that_have_come_as_far_as_one_that_leaves_are_told_with_the_next_step() 
         for _ in 0..4 {
             plan.enqueue(stream).expect("enqueued");
         }
-        // The work of other ranks may still be in progress.
+        // Work of other ranks may still be in progress.
         if rank == 0 {
             plan.destroy().expect("given back");
         }
@@ -785,7 +792,7 @@ fn memory_that_others_relay_through_stays_while_they_do() {
         let mine = if rank == 1 { vec![NodeTransfer { dst: end(2, 0, 0), src: end(1, 0, 0), bytes: BYTES }] } else { Vec::new() };
         let plan = node.plan(&[Window { address, bytes: BYTES }], &mine, &PlanOptions::default()).expect("a plan");
         assert!(plan.planned().program.rings.iter().any(|ring| ring.device == DeviceId::gpu(0)), "{}", plan.describe());
-        // Rank 0 only provides staging memory.
+        // Rank 0 takes no part in the transfers and only provides staging memory.
         for step in 0..if rank == 0 { 0 } else { 10_u64 } {
             if rank == 1 {
                 (0..).zip(memory(address, BYTES)).for_each(|(offset, target)| *target = byte(1, offset, step));

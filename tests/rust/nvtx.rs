@@ -1,7 +1,7 @@
-//! Tests that a profiler receives a range for each call that plans or executes. Without a profiler, or with one that does not start, the
-//! library must work as usual.
+//! Tests that a profiler receives an NVTX range for each call that plans or executes. Without a profiler, or with a profiler that does not
+//! start, the library must work as usual.
 //!
-//! A profiler is attached to the whole process, so each test starts this test program again, with a profiler, for one of its tests.
+//! A profiler is attached to the whole process. So each test starts this test program again, with a profiler and for a single test.
 
 use crate::node::{Node, ok, transfer};
 use mpgpu::abi::mp_plan_destroy;
@@ -28,7 +28,7 @@ fn a_step_is_planned_and_executed() {
     });
 }
 
-/// Ranges that a profiler receives in the test above.
+/// NVTX ranges that a profiler must receive in the test above.
 const STEP: [&str; 11] = [
     "domain mpgpu",
     "push mpgpu plan 100003",
@@ -47,7 +47,7 @@ fn folder() -> PathBuf {
     std::env::temp_dir().join(format!("mpgpu-nvtx-{}", std::process::id()))
 }
 
-/// Returns the path of the recorder, which is compiled once in this process.
+/// Returns the path of the recorder, a test profiler that is compiled once in this process.
 fn recorder() -> &'static Path {
     static RECORDER: OnceLock<PathBuf> = OnceLock::new();
     RECORDER.get_or_init(|| {
@@ -62,7 +62,7 @@ fn recorder() -> &'static Path {
     })
 }
 
-/// Returns the ranges that a profiler in this mode records, and the program's output.
+/// Starts this program with the test profiler in a certain mode. Returns the ranges that were recorded, and the output.
 fn profiled(injection: &Path, mode: &str) -> (Vec<String>, String) {
     let file = folder().join(format!("ranges-{mode}"));
     let output = Command::new(std::env::current_exe().expect("this program"))
@@ -81,11 +81,11 @@ fn profiled(injection: &Path, mode: &str) -> (Vec<String>, String) {
 #[test]
 fn a_profiler_sees_each_call_with_its_bytes() {
     let recorder = recorder();
-    // With strings that are registered once, and without.
+    // The profiler supports registered strings, or does not.
     for mode in ["registered", "plain"] {
         assert_eq!(profiled(recorder, mode).0, STEP, "{mode}");
     }
-    // A profiler that is loaded but does not start, or accepts no ranges.
+    // The profiler is loaded, but does not start or provides no functions for ranges.
     for (mode, why) in [("refuse", "does not start"), ("none", "takes no ranges")] {
         let (ranges, said) = profiled(recorder, mode);
         assert!(ranges.is_empty(), "{mode}: {ranges:?}");

@@ -1,5 +1,5 @@
-//! Tests partitioned transfers on the host backend. Producers are threads that mark partitions in random orders, like the blocks of a
-//! kernel, and consumers check the bytes of each partition as soon as it has arrived.
+//! Tests transfers in partitions on the host backend. Producers are threads that mark partitions ready in random orders, as the blocks of a
+//! kernel do. Consumers check the data of each partition as soon as it has arrived.
 
 use crate::common::{Random, config};
 use crate::node_plans::{as_ranks, context, end, handed_in, memory};
@@ -14,23 +14,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-/// Returns the value of byte `offset` of a transfer in a step.
+/// Returns the value of the byte at `offset` of a transfer in a communication step.
 fn byte(transfer: usize, offset: u64, step: u64) -> u8 {
     (offset.wrapping_mul(37) ^ (offset >> 7) ^ (transfer as u64).wrapping_mul(83) ^ step.wrapping_mul(71)) as u8
 }
 
-/// Returns the words of a trigger.
+/// Returns the flags or counters of a trigger as 8-byte words.
 fn words(address: u64, count: u32) -> &'static [AtomicU64] {
     // SAFETY: flags and counters of a plan that is not destroyed before the last use.
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address as usize), count as usize) }
 }
 
-/// Returns the address at which producers write in this step.
+/// Returns the address to which producers must write in this communication step.
 fn destination(trigger: &Trigger) -> u64 {
     words(trigger.step, 2)[0].load(Ordering::Relaxed)
 }
 
-/// Counts bytes and raises the flags with the last of them, like `mpgpu::trigger::ready`.
+/// Counts the bytes of a partition that a producer has written, and sets the flags of the partition with the last of them, like
+/// `mpgpu::trigger::ready`.
 fn written(trigger: &Trigger, partition: u32, bytes: u64) {
     if words(trigger.step, 2)[1].load(Ordering::Relaxed) == 0 {
         return;
@@ -62,7 +63,7 @@ struct Case {
     topology: &'static str,
     ranks: u32,
     transfers: Vec<NodeTransfer>,
-    /// For each transfer the tag, if both ranks pass their halves.
+    /// Tag of each transfer that is passed as a send and a receive descriptor; `None` for others.
     tags: Vec<Option<u64>>,
     sizes: Vec<[u64; 2]>,
     partitioning: Partitioning,
@@ -108,7 +109,7 @@ impl Case {
             let handed: Vec<_> = (0..self.ranks).map(|rank| handed_in(&self.transfers, &self.tags, rank)).collect();
             let plan = node.plan_partitioned(&windows, &handed[rank as usize].0, Some(self.partitioning), options).expect("a plan");
             let stream = context.create_stream(own).expect("a stream");
-            // Both ranks get the trigger by their halves, or by the whole transfer if there is one.
+            // Each rank gets the trigger through its own descriptor, or through the whole transfer if it passed that.
             let trigger = |index: usize, is_receiver: bool| {
                 let is_half = is_receiver && self.tags[index].is_some();
                 let by = if is_half { rank } else { self.transfers[index].src.rank };
@@ -124,7 +125,7 @@ impl Case {
             let tells = !matches!(self.partitioning.agent, Agent::CopyEngine { tells: false } | Agent::Auto { tells: false, .. });
             for step in 0..steps {
                 plan.arm(stream).expect("armed");
-                // Enqueued work does not wait for producers.
+                // Work in this stream does not wait for producers.
                 context.synchronize_stream(stream).expect("it ends");
                 std::thread::scope(|scope| {
                     let orders: Vec<Vec<u32>> = sends.iter().map(|(.., t)| shuffled(&mut random, t.partitions.count)).collect();
@@ -164,7 +165,7 @@ impl Case {
                         });
                     }
                     if matches!(self.partitioning.agent, Agent::Producer | Agent::Auto { tells: false, .. }) {
-                        // In stream order: the producers may store the bytes themselves, or all bytes may be moved after them.
+                        // The producers may store the data themselves, or all data may be copied after they have finished.
                         producers.into_iter().for_each(|producer| producer.join().expect("no panic"));
                     }
                     plan.enqueue(stream).expect("it is enqueued");
@@ -196,7 +197,7 @@ proptest! {
         let case = Case::random(&mut random);
         let options = PlanOptions { min_bytes: Some(0), ..PlanOptions::default() };
         let options = if random.chance(50) { PlanOptions { chunk_bytes: Some(4096 << random.below(5)), ..options } } else { options };
-        // By then, steps that choose have tried their variants, in any order.
+        // After this number of steps, plans that choose among variants have tried all variants, in any order.
         let steps = if matches!(case.partitioning.agent, Agent::Auto { tells: false, .. }) { 16 } else { 4 };
         case.run(steps, &options, random.next());
     }
@@ -235,7 +236,7 @@ fn a_plan_is_used_ten_thousand_times() {
     }
 }
 
-/// Returns a plan of one rank that sends to itself, from device 0 to device 1.
+/// Creates a node of one rank that sends to itself, from device 0 to device 1. Returns the context, the plan and the two allocations.
 fn alone(bytes: u64, partitioning: Partitioning) -> (Arc<Context>, NodePlan, [u64; 2]) {
     alone_on("beluga", bytes, partitioning)
 }
@@ -256,7 +257,7 @@ fn large_transfers_take_several_paths_and_every_path_has_work_from_the_first_par
     let program = &plan.planned().program;
     assert!(plan.paths() > 1 && program.lanes.len() > 1, "{}", plan.describe());
     assert!(plan.describe().contains("16 partitions of 4194304 bytes, moved by copy engines"), "{}", plan.describe());
-    // The first bytes of the staged paths are in the first half of the transfer, and no copy reads two partitions.
+    // The first bytes of the staged paths are in the first half of the transfer. No copy reads two partitions.
     let reads = |op: &mpgpu_core::plan::Op| match op.copies[0].from {
         mpgpu_core::plan::Place::Source { offset, .. } => Some((offset, op.copies[0].bytes)),
         _ => None,
@@ -273,7 +274,8 @@ fn large_transfers_take_several_paths_and_every_path_has_work_from_the_first_par
 
 #[test]
 fn a_producer_that_never_comes_is_named_and_destruction_does_not_hang() {
-    // Lanes process partitions in order, so those after the first missing one have not arrived either. A transfer has two lanes.
+    // Each of the two internal streams of a transfer processes partitions in order. So the partitions after the first one that is missing
+    // have not arrived either.
     {
         let not_arrived = "partition 3 (and 3 more) of transfer 0 of rank 0 has not arrived";
         let (context, plan, memory) = alone(1000, Partitioning { count: Some(10), agent: Agent::CopyEngine { tells: true } });
@@ -362,7 +364,7 @@ fn a_rank_that_leaves_an_armed_step_leaves_nobody_waiting() {
             // The partitions of the other rank never arrive.
             let error = plan.wait(Duration::from_secs(30)).expect_err("the other has left");
             assert!(error.to_string().contains("destroyed") || error.to_string().contains("ended"), "{error}");
-            // Kernels that poll the trigger do not wait for them either.
+            // Kernels that poll the trigger do not wait for these partitions either.
             let (theirs, begin) = (plan.trigger(1, 0).expect("a trigger"), Instant::now());
             let all_are_up = || (0..2).all(|partition| has_arrived(&theirs, partition));
             while !all_are_up() && begin.elapsed() < Duration::from_secs(30) {
@@ -373,7 +375,7 @@ fn a_rank_that_leaves_an_armed_step_leaves_nobody_waiting() {
         } else {
             plan.destroy().expect("it has executed nothing");
         }
-        // Memory that the other rank writes in the step must stay until that rank has left too.
+        // Memory that the other rank writes in the step must exist until that rank has left too.
         armed.wait();
         [sent, received].into_iter().for_each(|address| context.free(address).expect("freed"));
     });
@@ -404,8 +406,8 @@ fn a_fault_of_one_rank_fails_on_all_also_where_the_library_chooses_the_agent() {
     assert!(errors.iter().all(|errors| errors[1].contains("pass the same options")), "{errors:?}");
 }
 
-/// A rank that only receives arms two steps in one stream and executes the second in another. This execution must wait for the bytes of its
-/// own step.
+/// Tests a rank that only receives. It arms two steps in one stream and executes the second in another stream. That execution must wait for
+/// the data of its own step.
 #[test]
 fn a_step_that_is_executed_in_another_stream_than_it_was_armed_in_takes_no_earlier_bytes() {
     let (in_line, looked) = (Barrier::new(2), Barrier::new(2));
@@ -464,7 +466,8 @@ fn a_step_that_is_executed_in_another_stream_than_it_was_armed_in_takes_no_earli
     });
 }
 
-/// Produces the transfers of one rank in a step, in a stream: writes bytes, and marks the written partitions.
+/// Enqueues a producer in a stream, for the transfers of one rank in a communication step. The producer writes the data and marks the
+/// partitions ready.
 fn produce(context: &Context, triggers: &[Trigger], stream: StreamHandle, step: u64) {
     let triggers = triggers.to_vec();
     let work = move || {
@@ -480,7 +483,7 @@ fn produce(context: &Context, triggers: &[Trigger], stream: StreamHandle, step: 
     context.launch_host(stream, Box::new(work)).expect("enqueued");
 }
 
-/// Runs two ranks that each see one GPU and send to each other.
+/// Runs tuning on two ranks, each of which sees one GPU, and which send to each other.
 fn tuned<T: Send>(
     file: Option<&Path>,
     bytes: u64,
@@ -543,7 +546,7 @@ fn ranks_tune_together_and_the_next_run_finds_what_was_best() {
             });
             texts.into_iter().next().expect("two")
         };
-        // A choice that the model would not make.
+        // Stores a choice in the file that the model would not make.
         let mut tuning = tune::read(&file).expect("a file");
         tuning.partitions[0].count = 17;
         std::fs::write(&file, tuning.to_toml()).expect("written");
@@ -562,7 +565,7 @@ fn steps_of_an_automatic_plan_try_all_ways_on_both_ranks_alike_and_every_byte_ar
     }
 }
 
-/// Tries all variants; with `stores`, also stores by producers.
+/// Executes a plan until all variants were tried. If `stores` is true, the variants include storing by producers.
 fn try_all_ways(bytes: u64, stores: bool) {
     let known = tuned(None, bytes, |rank, context, node, windows, transfer| {
         let plan = |tells| {
@@ -595,7 +598,7 @@ fn try_all_ways(bytes: u64, stores: bool) {
         executed
     });
     assert_eq!(known[0], known[1], "the ranks take the same ways");
-    // A much slower variant is not tried early if another is fast.
+    // A variant that is much slower is not tried early if another one is fast.
     let tried = |ways: &[u64]| ways.iter().filter(|executed| **executed > 0).count();
     match known[0][..] {
         [ref moved @ .., stored] if stores => assert!(moved.len() == 2 && tried(moved) > 0 && stored > 0, "{known:?}"),
@@ -643,7 +646,7 @@ fn tuning_that_fails_on_one_rank_fails_on_all() {
     assert!(!matches!(errors[0], Error::NodeArgument { .. }), "{}", errors[0]);
 
     let errors = tuned(None, 5000, |rank, _, node, windows, transfer| {
-        // Passed by the receiver, and with other rounds.
+        // The receiver passes this transfer. The other rank has other arguments.
         let transfer = if rank == 0 { NodeTransfer { dst: end(0, 1, 0), src: end(1, 0, 0), bytes: 10 } } else { transfer };
         let trials = PartitionTrials { agents: &[Agent::Producer], rounds: 1 + rank, blocks: 0, file: None };
         let mut never = |_: &[Trigger], _| panic!("nothing is launched");

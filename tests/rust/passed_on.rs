@@ -1,4 +1,4 @@
-//! Tests transfers with the same source: destinations forward bytes, and every byte arrives, whatever else is in the batch.
+//! Tests transfers with the same source. Destinations forward the data, and all data must be correct, whatever else is in the batch.
 
 use crate::common::Random;
 use crate::node::*;
@@ -91,7 +91,8 @@ fn random_batches_with_shared_sources_move_every_byte_and_no_other() {
             fill(from, bytes, random.next());
             sources.push((from, bytes));
             for _ in 0..1 + random.below(gpus as u64) {
-                // Sometimes twice to one device, to the device of the source, or to the host; sometimes only part of the source.
+                // Some transfers have the same destination device, or the device of the source, or the host. Some copy only part of the
+                // source.
                 let dst = random.below(gpus as u64 + 1) as i32 - 1;
                 let part = if random.chance(20) { bytes - random.below(MIB as u64) as usize } else { bytes };
                 let to = node.alloc(dst, part + 64);

@@ -1,4 +1,5 @@
-//! Runs a second process for a test: this test program, which holds a context and executes orders line by line (`child_obeys`).
+//! Runs a second process (peer) for a test. The peer is this test program, which has a context and executes orders from its standard input
+//! line by line (`child_obeys`).
 
 use crate::node::*;
 use mpgpu::abi::*;
@@ -8,7 +9,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::ptr::null_mut;
 
-/// Process that holds a context and executes orders.
+/// Process that has a context and executes orders of a test.
 pub struct Peer {
     pub process: Child,
     pub orders: ChildStdin,
@@ -24,7 +25,7 @@ impl Peer {
         Peer::running(command, "peer::child_obeys")
     }
 
-    /// Starts a peer in which the named test executes the orders.
+    /// Starts a peer. The test named `obeys` executes the orders in it.
     pub fn running(mut command: Command, obeys: &str) -> Peer {
         command.args(["--ignored", "--exact", obeys, "--nocapture", "--test-threads=1"]).env("SHARE_TEST_CHILD", "1");
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("this program runs");
@@ -33,13 +34,13 @@ impl Peer {
         Peer { process, orders, answers }
     }
 
-    /// Sends an order and returns the answer.
+    /// Sends an order to the peer and returns its answer.
     pub fn ask(&mut self, order: &str) -> String {
         writeln!(self.orders, "{order}").expect("the peer reads");
         self.hear().unwrap_or_else(|| panic!("the peer ended at {order:?}"))
     }
 
-    /// Returns the next answer, or `None` if the peer has ended.
+    /// Returns the peer's next answer, or `None` if the peer has exited.
     pub fn hear(&mut self) -> Option<String> {
         let mut line = String::new();
         loop {
@@ -53,7 +54,7 @@ impl Peer {
         }
     }
 
-    /// Sends an order that must succeed.
+    /// Sends an order that must succeed, and returns the rest of the answer.
     #[track_caller]
     pub fn tell(&mut self, order: &str) -> String {
         let answer = self.ask(order);
@@ -66,7 +67,7 @@ impl Peer {
         process
     }
 
-    /// Stops all threads of the peer, and returns when they have stopped.
+    /// Stops all threads of the peer by a signal, and returns when they have stopped.
     pub fn stop(&self) {
         let process = self.signal(rustix::process::Signal::STOP);
         let stopped = rustix::process::waitpid(Some(process), rustix::process::WaitOptions::UNTRACED).expect("the peer is ours");
@@ -77,7 +78,7 @@ impl Peer {
         self.signal(rustix::process::Signal::CONT);
     }
 
-    /// Kills the peer immediately.
+    /// Kills the peer immediately and waits for its end.
     pub fn kill(&mut self) {
         self.process.kill().expect("the peer exists");
         self.process.wait().expect("the peer was ours");
@@ -100,7 +101,7 @@ pub fn fill(memory: *mut u8, bytes: usize, seed: usize) {
     unsafe { std::slice::from_raw_parts_mut(memory, bytes) }.iter_mut().enumerate().for_each(|(i, byte)| *byte = pattern(seed, i));
 }
 
-/// Returns true if memory contains the pattern of `seed` from byte `from` of the pattern.
+/// True if memory contains the pattern of `seed`, starting with byte number `from` of the pattern.
 pub fn holds(memory: *const u8, bytes: usize, seed: usize, from: usize) -> bool {
     // SAFETY: as above.
     unsafe { std::slice::from_raw_parts(memory, bytes) }.iter().enumerate().all(|(i, byte)| *byte == pattern(seed, from + i))
@@ -154,15 +155,15 @@ pub fn from_hex(text: &str) -> mp_memory_handle_t {
     handle
 }
 
-/// Returns the socket address at which the exporter of a handle listens.
+/// Returns the address of the socket at which the exporter of a handle listens.
 pub fn socket_of(handle: &mp_memory_handle_t) -> rustix::net::SocketAddrUnix {
     let token: String =
         Handle::decode(&handle.bytes).expect("a handle").origin.token[..8].iter().map(|byte| format!("{byte:02x}")).collect();
     rustix::net::SocketAddrUnix::new_abstract_name(format!("mpgpu-{token}").as_bytes()).expect("a name")
 }
 
-/// Requests the mapping of an allocation from the service at a socket without permission. Returns the answer and the file that comes with
-/// it, or `None` if the connection is closed.
+/// Requests an allocation from the service that listens at a socket, without permission. Returns the answer and the file descriptor that it
+/// contains, or `None` if the service closes the connection.
 pub fn ask_for(name: &rustix::net::SocketAddrUnix, backend: u8, allocation: u64, secret: [u8; 16]) -> Option<(Vec<u8>, Option<OwnedFd>)> {
     use rustix::net::*;
     let board = rustix::fs::memfd_create("board", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("a memory file");
@@ -192,21 +193,21 @@ pub fn ask_for(name: &rustix::net::SocketAddrUnix, backend: u8, allocation: u64,
     (heard.bytes > 0).then(|| (packet[..heard.bytes].to_vec(), file))
 }
 
-/// Returns a handle with changed contents and a valid checksum.
+/// Returns a handle with contents that `change` has modified, and with a valid checksum.
 pub fn forged(handle: &mp_memory_handle_t, change: impl FnOnce(&mut Handle)) -> mp_memory_handle_t {
     let mut decoded = Handle::decode(&handle.bytes).expect("a handle");
     change(&mut decoded);
     mp_memory_handle_t { bytes: decoded.encode() }
 }
 
-/// Returns the numbers of descriptors and of mappings of memory files of an idle process.
+/// Returns the number of file descriptors and the number of mappings of memory files that an idle process has.
 pub fn holdings(process: &str) -> (usize, usize) {
     let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).expect("procfs");
     let shared = maps.lines().filter(|line| line.contains("memfd:mpgpu")).count();
     (std::fs::read_dir(format!("/proc/{process}/fd")).expect("procfs").count(), shared)
 }
 
-/// Returns the mappings of this process as first address, end address, and inode.
+/// Returns the mappings of this process: first address, end address, and inode of the file.
 pub fn mappings() -> Vec<(usize, usize, String)> {
     let number = |text: &str| usize::from_str_radix(text, 16).expect("hexadecimal digits");
     let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
@@ -218,19 +219,19 @@ pub fn mappings() -> Vec<(usize, usize, String)> {
     maps.lines().map(parse).collect()
 }
 
-/// Returns the memory file that is mapped at an address.
+/// Returns the inode of the memory file that is mapped at an address.
 pub fn file_at(pointer: *const u8) -> String {
     let mut all = mappings().into_iter();
     all.find(|(first, end, _)| (*first..*end).contains(&pointer.addr())).expect("a mapping").2
 }
 
-/// Returns the number of mappings of a memory file. Only imports map a peer's file, so other tests do not affect the number.
+/// Returns the number of mappings of a memory file. Only imports map a file of a peer, so other tests do not affect the number.
 pub fn mapped(file: &str) -> usize {
     mappings().iter().filter(|(_, _, inode)| inode == file).count()
 }
 
-/// Returns the number of this library's names in /dev/shm, including those of other tests. The interposer's table is not counted, because
-/// any process may use it.
+/// Returns the number of files that this library has in /dev/shm, including those of other tests. The interposer's table is not counted,
+/// because any process may use it.
 pub fn names() -> usize {
     let name = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
     let ours = |name: &String| name.contains("mpgpu") && !name.starts_with("mpgpu-owners-");
@@ -251,7 +252,7 @@ pub fn raise_in(node: &Node, stream: mp_stream_t, signals: &[mp_signal_t]) {
     ok(unsafe { mp_stream_raise_signals(node.context, stream, signals.as_ptr(), signals.len()) });
 }
 
-/// Returns counters of a context, all zero.
+/// Allocates counters in a context, all of which are 0.
 pub fn counters(node: &Node, count: usize) -> *mut u64 {
     let mut counters = null_mut();
     // SAFETY: the output is valid for the call.
@@ -259,13 +260,13 @@ pub fn counters(node: &Node, count: usize) -> *mut u64 {
     counters.cast()
 }
 
-/// Waits on the host for a counter.
+/// Waits on the host until a counter has reached a value, for at most `seconds`.
 pub fn wait_for(node: &Node, counter: *mut u64, value: u64, seconds: f64) -> mp_status_t {
     // SAFETY: the library must check the address.
     unsafe { mp_signal_synchronize(node.context, counter, value, seconds) }
 }
 
-/// Executes the orders of the test that has started this program. Does nothing otherwise.
+/// Executes the orders of the test that has started this program. Does nothing if no test has started it.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_obeys() {
@@ -319,7 +320,7 @@ fn child_obeys() {
             }
             // look IMPORT BYTES SEED FROM
             "look" => format!("0 {}", holds(imports[n(1)], n(2), n(3), n(4))),
-            // put IMPORT DEVICE MEMORY DEVICE BYTES: a plan that copies memory of this process into another's
+            // put IMPORT DEVICE MEMORY DEVICE BYTES: executes a plan that copies memory of this process into memory of another process
             "put" => {
                 let (to, from) = (words[2].parse().expect("a device"), words[4].parse().expect("a device"));
                 let plan = here().plan(&[transfer(imports[n(1)], to, memory[n(3)].0, from, n(5))]);
@@ -327,8 +328,8 @@ fn child_obeys() {
                 ok(mp_plan_destroy(plan));
                 "0".into()
             }
-            // pump DATA FLAG MEMORY FREE ROUNDS BYTES: puts MEMORY into the import DATA and raises the import FLAG in each round, after the
-            // receiver has acknowledged the last round in memory FREE. Uses one stream, and the host does not wait.
+            // pump DATA FLAG MEMORY FREE ROUNDS BYTES: in each round, puts MEMORY into the import DATA and sets the counter FLAG, after the
+            // receiver has acknowledged the previous round in the counter FREE. All work is in one stream, and the host does not wait.
             "pump" => {
                 let (data, flag, source, free, rounds, bytes) =
                     (imports[n(1)], imports[n(2)].cast::<u64>(), memory[n(3)].0, memory[n(4)].0.cast::<u64>(), n(5), n(6));
@@ -353,7 +354,7 @@ fn child_obeys() {
                 let count = rustix::net::recv(&stranger, &mut heard[..], rustix::net::RecvFlags::empty()).expect("an answer").0;
                 format!("0 {}", String::from_utf8_lossy(&heard[128..count]).trim_end_matches('\0'))
             }
-            // fill LEFT: opens files until only LEFT descriptors are left
+            // fill LEFT: opens files until only LEFT file descriptors are available
             "fill" => {
                 let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
                 let room = rustix::process::Rlimit { current: Some(256), maximum: most };
@@ -399,7 +400,7 @@ fn child_obeys() {
                 let codes: Vec<String> = crate::forked::fork_under_load(here(), n(1)).iter().map(i32::to_string).collect();
                 format!("0 {}", codes.join(" "))
             }
-            // meet PATH RANK RANKS: creates a node of ranks that meet at a socket
+            // meet PATH RANK RANKS: creates a node whose ranks connect through the socket PATH
             "meet" => {
                 let path = std::ffi::CString::new(words[1]).expect("no NUL");
                 let options = mp_node_options_t {
@@ -442,12 +443,12 @@ fn child_obeys() {
                 });
                 "0".into()
             }
-            // await MEMORY VALUE: returns whether a counter has reached a value
+            // await MEMORY VALUE: returns the status of a wait for a counter
             "await" => match wait_for(here(), memory[n(1)].0.cast(), n(2) as u64, 0.0) {
                 MP_SUCCESS => "0".into(),
                 status => failed(status),
             },
-            // refuse MEMORY: an export that must fail
+            // refuse MEMORY: exports memory, which must fail
             "refuse" => {
                 let mut handle = mp_memory_handle_t { bytes: [0; 128] };
                 // SAFETY: the output is valid for the call.
@@ -459,7 +460,7 @@ fn child_obeys() {
                 ok(mp_stream_synchronize(here().context, null_mut()));
                 "0".into()
             }
-            // leave IMPORT VALUE: declares that nothing there will be raised beyond VALUE
+            // leave IMPORT VALUE: declares that this process will set no counter there to a value above VALUE
             "leave" => {
                 // SAFETY: no argument is read through.
                 ok(unsafe { mp_memory_leave(here().context, imports[n(1)].cast(), n(2) as u64) });

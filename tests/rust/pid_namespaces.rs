@@ -1,4 +1,5 @@
-//! Tests processes in different PID namespaces, as in two containers with the host's network, which have no process IDs for each other.
+//! Tests processes in different PID namespaces, like those of two containers that use the host's network. Such processes have no process
+//! IDs for each other.
 
 use crate::messages::play_in_processes;
 use crate::node::*;
@@ -8,17 +9,17 @@ use std::process::{Command, Stdio};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-/// Longest time for a killed process to end on a busy machine.
+/// Longest time for which the test waits until a killed process has ended, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Returns a command that runs this program in a separate PID namespace, which ends with it.
+/// Returns a command that runs this program in a separate PID namespace. The namespace ends with the program.
 fn apart() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--kill-child"]).arg(std::env::current_exe().expect("this program"));
     command
 }
 
-/// Returns false, and prints a line, if this process may not create a namespace.
+/// True if this process may create a PID namespace. Prints that the test is skipped otherwise.
 fn can_unshare() -> bool {
     let mut trial = Command::new("unshare");
     trial.args(["--pid", "--fork", "--kill-child", "true"]).stdout(Stdio::null()).stderr(Stdio::null());
@@ -43,11 +44,11 @@ fn memory_is_shared_between_pid_namespaces_and_the_end_of_its_owner_is_noticed()
     let plan = node.plan(&[transfer(ours, 1, theirs, 0, 65536)]);
     node.run(plan);
     assert!(holds(ours, 65536, 7, 0));
-    // The importer is not visible to the exporter.
+    // The exporter has no process ID for the importer.
     let mut importer = Peer::of(apart());
     importer.tell(&format!("import {}", hex(&export(&node, ours, 65536))));
     assert_eq!(importer.tell("look 0 65536 7 0"), "true");
-    // This kills the program that has created the namespace, which ends soon afterwards.
+    // This kills the program that has created the namespace. The exporter in the namespace ends soon afterwards.
     exporter.kill();
     let until = Instant::now() + PATIENCE;
     let ended = loop {

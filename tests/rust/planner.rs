@@ -1,4 +1,4 @@
-//! Tests the planner's decisions on known machines, and their reasons.
+//! Tests the planner's decisions on known machines. Comments give the reason for each.
 
 use mpgpu_core::model::{Flow, Issue, PathModel, finish};
 use mpgpu_core::plan::{
@@ -21,7 +21,7 @@ fn shape(src: i32, dst: i32, bytes: u64) -> Shape {
     Shape { source: 0, dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind(dst), src_kind: kind(src), bytes }
 }
 
-/// Plans a batch, and checks the properties that hold for every plan.
+/// Plans a batch of transfers, and checks properties that every plan must have.
 fn planned(machine: &Machine, batch: &[Shape], options: &Options) -> Plan {
     let plan = plan(machine, batch, options).unwrap_or_else(|e| panic!("{e}"));
     validate(&plan.program, options.staging_bytes).unwrap_or_else(|e| panic!("{e}\n{}", plan.describe(machine)));
@@ -51,7 +51,8 @@ fn eight_bytes_are_one_plain_copy_everywhere() {
         let machine = machine(name);
         for (src, dst) in [(0, 1), (1, 0), (-1, 0), (1, -1)] {
             let plan = planned(&machine, &[shape(src, dst, 8)], &Options::default());
-            // No copy engine copies between GPUs without peer access: two copies are needed, through host memory.
+            // GPUs without peer access have no route, because no copy engine can copy between them. Two copies through host memory are
+            // needed.
             if machine.route(DeviceId(src), DeviceId(dst)).is_none() {
                 assert_eq!((plan.program.ops.len(), through_host(&plan, 0)), (2, 1.0), "{name}");
                 continue;
@@ -98,7 +99,7 @@ fn a_wired_mesh_uses_three_gpu_paths_and_the_host() {
     }
 }
 
-/// Returns the number of paths over each directed pair of GPUs.
+/// Returns for each ordered pair of GPUs the number of paths that use its link.
 fn use_of_links(plan: &Plan) -> BTreeMap<(i32, i32), u32> {
     let mut used = BTreeMap::new();
     for transfer in &plan.transfers {
@@ -118,7 +119,7 @@ fn use_of_links(plan: &Plan) -> BTreeMap<(i32, i32), u32> {
 
 #[test]
 fn a_ring_to_the_right_uses_two_paths_each_and_every_link_once() {
-    // Figure 7 of Sojoodi et al. 2024 (11 of 2026), without the host path.
+    // The expected numbers are from figure 7 of Sojoodi et al. 2024 (11 of 2026), without the host path.
     let machine = machine("beluga");
     let ring: Vec<Shape> = (0..4).map(|i| shape(i, (i + 1) % 4, 128 * MIB)).collect();
     let plan = planned(&machine, &ring, &no_host());
@@ -169,7 +170,7 @@ fn with_both_neighbours_at_once_nothing_is_relayed() {
     }
 }
 
-/// Returns `count` pieces of a halo between a few pairs, with three sizes each.
+/// Returns `count` transfers of a halo exchange between a few pairs of GPUs, with three sizes for each pair.
 fn pieces(count: usize, pairs: &[(i32, i32)], sizes: [u64; 3]) -> Vec<Shape> {
     (0..count).map(|i| (pairs[i % pairs.len()], sizes[i / pairs.len() % 3])).map(|((src, dst), bytes)| shape(src, dst, bytes)).collect()
 }
@@ -178,7 +179,7 @@ const PAIRS: [(i32, i32); 4] = [(0, 1), (1, 0), (2, 3), (3, 2)];
 
 #[test]
 fn a_hundred_thousand_pieces_are_planned() {
-    // A linear program for all of them took minutes, and its time grew at least with the square of their number.
+    // A linear program for all of these transfers took minutes, and its time grew at least with the square of their number.
     let machine = machine("beluga");
     let plan = planned(&machine, &pieces(100_000, &PAIRS, [24, 2_400, 240_000]), &Options::default());
     assert_eq!(plan.program.ops.len(), 4, "one kernel for each GPU that sends");
@@ -192,7 +193,7 @@ fn many_transfers_split_by_kind_gain_what_they_gain_one_by_one() {
         let machine = machine(name);
         for sizes in [[24, 2_400, 64 * MIB], [20 * MIB, 30 * MIB, 40 * MIB]] {
             for pairs in [&PAIRS[..1], &PAIRS[..]] {
-                // Up to 256 transfers are planned individually.
+                // Up to 256 transfers are planned individually. Above that, equal ones are planned together.
                 let [alone, by_kind] = [252, 264].map(|count| planned(&machine, &pieces(count, pairs, sizes), &Options::default()));
                 let gains = (alone.speedup(), by_kind.speedup());
                 assert!(gains.1 > 0.97 * gains.0, "{name}, {sizes:?}, {} pairs: {gains:?}", pairs.len());
@@ -205,13 +206,14 @@ fn many_transfers_split_by_kind_gain_what_they_gain_one_by_one() {
 
 #[test]
 fn a_busy_link_is_relieved_by_idle_ones() {
-    // Two large transfers over one link, with idle relays.
+    // The batch has two large transfers over one link, and idle GPUs that can be relays.
     let machine = machine("beluga");
     let plan = planned(&machine, &[shape(0, 1, 64 * MIB), shape(0, 1, 64 * MIB)], &no_host());
     assert!(plan.speedup() > 2.0, "{}", plan.describe(&machine));
 }
 
-/// Returns the modelled GB/s of 1 GiB between host memory and GPU 0, in equal parts through these GPUs, as in the readings.
+/// Returns the rate in GB/s that the model predicts for 1 GiB between host memory and GPU 0, in equal parts through these GPUs, as in the
+/// measurements.
 fn equal_parts(machine: &Machine, through: &[u32], into_gpu: bool) -> f64 {
     let (host, zero) = (DeviceId::HOST, DeviceId::gpu(0));
     let route = |from, to| machine.route(from, to).expect("a route");
@@ -233,7 +235,7 @@ fn equal_parts(machine: &Machine, through: &[u32], into_gpu: bool) -> f64 {
 
 #[test]
 fn the_model_of_host_copies_through_several_gpus_is_within_a_tenth_of_the_readings() {
-    // Readings on H200, 2026-11-20, GB/s at 1 GiB, with equal parts through the first k of an order of GPUs.
+    // Measured rates in GB/s on H200 for 1 GiB, with equal parts through the first k GPUs of a certain order (2026-11-20).
     let machine = machine("hgx-h200");
     let (chosen, by_index) = ([0, 4, 1, 5, 2, 6, 3, 7], [0, 1, 2, 3, 4, 5, 6, 7]);
     let readings = [
@@ -249,7 +251,8 @@ fn the_model_of_host_copies_through_several_gpus_is_within_a_tenth_of_the_readin
                 (modelled / read - 1.0).abs() <= 0.10,
                 "{k} of {order:?}, into the GPU {into_gpu}: modelled {modelled:.1}, read {read}"
             );
-            // Unequal parts are better if GPUs share links, so the plan is no slower than the best equal split over as many links.
+            // Unequal parts are better if GPUs share links. So the plan must not be slower than the best division into equal parts over as
+            // many links.
             let (src, dst) = if into_gpu { (-1, 0) } else { (0, -1) };
             let plan = planned(&machine, &[shape(src, dst, GIB)], &Options { max_paths: k as u32, ..Options::default() });
             let planned = GIB as f64 / plan.predicted / 1e9;
@@ -269,15 +272,16 @@ fn host_to_gpu_uses_several_pcie_links() {
     }
 }
 
-/// Returns the simulated seconds of a plan.
+/// Returns the simulated time of a plan in seconds.
 fn simulated(machine: &Machine, plan: &Plan) -> f64 {
     Simulated { machine }.seconds(plan).unwrap_or_else(|e| panic!("{e}"))
 }
 
 #[test]
 fn paths_that_end_in_one_bottleneck_get_the_parts_that_fair_sharing_moves() {
-    // All paths from a GPU end in host memory, which is slower than two links. If the paths were filled in sequence, the direct path would
-    // be assigned more than half of the bytes, get a third of the bottleneck, and end a fifth later than with the other paths' division.
+    // All paths from a GPU end in host memory, which is slower than two links. If the paths were filled one after the other, the direct
+    // path would be assigned more than half of the data but get only a third of the bandwidth of host memory. The plan would then take a
+    // fifth longer.
     let machine = machine("hgx-h200");
     for bytes in [64 * MIB, 256 * MIB, GIB] {
         let plan = planned(&machine, &[shape(0, -1, bytes)], &Options::default());
@@ -299,7 +303,7 @@ fn nine_of_ten_plans_are_within_three_per_cent_of_the_best_that_a_search_from_th
         let mut score = Simulated { machine: &machine };
         for case in [Case::D2d, Case::H2d, Case::D2h, Case::Bidir] {
             for (size, batch) in campaign.batches(case) {
-                // A pair without a path.
+                // No path connects this pair of devices.
                 let Ok(Some(point)) = campaign.point(case, size, batch, &mut score, |_, _, _| {}) else { continue };
                 losses.push((point.chosen / point.short() - 1.0, format!("{name} {} {size}", case.name())));
             }
@@ -309,7 +313,8 @@ fn nine_of_ten_plans_are_within_three_per_cent_of_the_best_that_a_search_from_th
     assert!(losses.len() > 100 && far.len() * 10 <= losses.len(), "{} of {}: {far:?}", far.len(), losses.len());
 }
 
-/// The issuing thread's cost of an additional chunk is negligible for one copy, and large for a batch of many pipelines.
+/// Tests chunk sizes. The cost that an additional chunk has for the issuing thread is negligible for one copy, but large for a batch of
+/// many pipelines.
 #[test]
 fn batches_of_many_pipelines_wait_no_longer_for_chunks_than_in_larger_ones() {
     let both_ways = [shape(0, 1, 16 * MIB), shape(1, 0, 16 * MIB)];
@@ -326,7 +331,7 @@ fn batches_of_many_pipelines_wait_no_longer_for_chunks_than_in_larger_ones() {
 
 #[test]
 fn two_relays_for_the_host_come_from_different_uplinks() {
-    // Index order (0, 1) is a fifth slower, because both use one uplink.
+    // The first two GPUs by index (0 and 1) would be a fifth slower, because both use one uplink.
     let machine = machine("hgx-h200");
     let plan = planned(&machine, &[shape(-1, 0, GIB)], &Options { max_paths: 2, ..Options::default() });
     assert!(relays(&plan, 0).iter().all(|&via| via >= 4), "{}", plan.describe(&machine));
@@ -363,12 +368,12 @@ fn threads_move_pageable_memory_over_all_links_that_help_where_the_driver_would_
         assert!(plan.program.rings.iter().filter(|ring| staged(ring)).map(Ring::bytes).sum::<u64>() <= 64 << 20);
     }
     let two = of(12, 2, GIB);
-    // Threads take chunks in program order, so the chunks of both links alternate.
+    // Copy threads process chunks in program order, so the chunks of the two links must alternate.
     let lanes: Vec<u32> = two.program.ops.iter().filter(|op| matches!(op.copies[0].from, Place::Slot { .. })).map(|op| op.lane.0).collect();
     let first: BTreeSet<u32> = lanes[..8].iter().copied().collect();
     assert!(first.len() > 1, "{lanes:?}");
     assert!(of(8, 8, 4096).threads.is_none(), "little is the driver's");
-    // In the opposite direction, and many small ones.
+    // The same must hold in the opposite direction, and for many small transfers.
     let back = [Shape {
         source: 0,
         src_device: DeviceId::gpu(0),
@@ -405,12 +410,12 @@ fn options_are_obeyed() {
     let counted = |path: &PathPlan| path.via.map(|via| (via.is_host(), path.chunks));
     let chunks: Vec<_> = plan.transfers[0].paths.iter().filter_map(counted).collect();
     assert_eq!(chunks, [(false, 5), (false, 5), (true, 9)], "{}", plan.describe(&machine));
-    // Chunks of one ring follow each other, and each transfer has at most this number.
+    // Chunks of one ring follow each other. Each transfer has at most this number of chunks.
     let many = vec![shape(0, 1, MIB); 40];
     let plan = planned(&machine, &many, &Options { relay_chunks: Some(2), host_path: false, max_paths: 3, ..Options::default() });
     let staged = plan.transfers.iter().flat_map(|transfer| transfer.paths.iter()).filter(|path| path.via.is_some());
     assert!(staged.clone().count() > 0 && staged.clone().all(|path| path.chunks <= 2), "{}", plan.describe(&machine));
-    // Also if destinations forward bytes to other destinations.
+    // This must also hold if destinations forward data to other destinations.
     let shapes: Vec<Shape> = (1..4).map(|gpu| Shape { source: 1, ..shape(0, gpu, 64 * MIB) }).collect();
     let plan = planned(&machine, &shapes, &Options { relay_chunks: Some(6), ..no_host() });
     let chunks: Vec<u32> = plan.transfers.iter().flat_map(|transfer| transfer.paths.iter()).map(|path| path.chunks).collect();
@@ -423,7 +428,7 @@ fn staging_stays_in_its_bound_at_any_message_size() {
     for staging_bytes in [16 << 10, MIB, 64 * MIB] {
         for bytes in [MIB, 512 * MIB, 16 * GIB] {
             let options = Options { staging_bytes, ..Options::default() };
-            // `planned` compares with the bound.
+            // The function `planned` compares the plan with the bound.
             planned(&machine, &[shape(0, 1, bytes), shape(2, 1, bytes), shape(3, 0, bytes)], &options);
         }
     }
@@ -431,7 +436,7 @@ fn staging_stays_in_its_bound_at_any_message_size() {
 
 #[test]
 fn many_small_messages_become_one_kernel() {
-    // 26 halo messages of the readings: 13.7 us fused, 25.6 us batched, 62 us with one call each.
+    // Measured for 26 messages of a halo exchange: 13.7 us fused in a kernel, 25.6 us as one batch, 62 us with one call each.
     let machine = machine("hgx-h200");
     let halo: Vec<Shape> = [(6, 240_000), (12, 2_400), (8, 24)].iter().flat_map(|&(n, bytes)| vec![shape(0, 1, bytes); n]).collect();
     let plan = planned(&machine, &halo, &Options::default());
@@ -446,7 +451,7 @@ fn many_small_messages_become_one_kernel() {
 
 #[test]
 fn copies_of_one_lane_follow_each_other() {
-    // 26 messages with faces of 4 MiB: 134 us with one call each, 88 us batched.
+    // Measured for 26 messages with faces of 4 MiB: 134 us with one call each, 88 us as one batch.
     let machine = machine("hgx-h200");
     let halo: Vec<Shape> = [(6, 4 * MIB), (12, 2_400), (8, 24)].iter().flat_map(|&(n, bytes)| vec![shape(0, 1, bytes); n]).collect();
     for (engine, read) in [(Engine::Stream, 133.6), (Engine::Batch, 88.0)] {
@@ -469,7 +474,7 @@ fn large_messages_are_not_drawn_into_the_kernel() {
 #[test]
 fn a_pair_without_a_link_is_staged_or_refused() {
     let machine = machine("dgx1-v100");
-    // GPU 0 and GPU 5 share no NVLink and are on different sockets.
+    // There is no NVLink between GPU 0 and GPU 5, and they are on different sockets.
     let plan = planned(&machine, &[shape(0, 5, 64 * MIB)], &Options::default());
     assert!(plan.transfers[0].paths.iter().all(|p| p.via.is_some()), "{}", plan.describe(&machine));
     let plan = planned(&machine, &[shape(0, 5, 8)], &Options::default());
@@ -545,7 +550,7 @@ fn json_is_the_same_written_at_once_and_as_a_value_and_repeats_no_list_of_paths_
     let transfers = value["transfers"].as_array().expect("a list");
     assert_eq!(transfers.len(), 101);
     assert!(transfers.iter().all(|transfer| transfer["paths"].is_array()));
-    // Each list for a pair of GPUs is printed once, and other transfers refer to it.
+    // The list of rejected paths of a pair of GPUs is printed once. Other transfers of the pair refer to it.
     let has_list = |at: &usize| transfers[*at]["rejected"].is_array();
     let lists: Vec<usize> = (0..100).filter(has_list).collect();
     assert!(lists[0] == 0 && lists.len() < 100 && has_list(&100), "{lists:?}");
@@ -557,13 +562,13 @@ fn json_is_the_same_written_at_once_and_as_a_value_and_repeats_no_list_of_paths_
     }
 }
 
-/// Returns the second GPU that may issue a lane, if there is one. Checks that there is at most one.
+/// Returns the second GPU that may issue the copies of an internal stream (lane), or `None`. Checks that there is at most one.
 fn other(lane: Lane) -> Option<DeviceId> {
     assert!(lane.also.iter().count() < 2, "{lane:?}");
     lane.also.iter().next()
 }
 
-/// Returns copies between all pairs of four GPUs.
+/// Returns copies of `bytes` bytes between all pairs of four GPUs.
 fn all_to_all(bytes: u64) -> Vec<Shape> {
     (0..4).flat_map(|src| (0..4).filter(move |dst| *dst != src).map(move |dst| shape(src, dst, bytes))).collect()
 }
@@ -571,7 +576,7 @@ fn all_to_all(bytes: u64) -> Vec<Shape> {
 #[test]
 fn either_end_may_issue_a_plain_copy_between_two_gpus_while_that_costs_less_than_a_join() {
     let mut topology = preset("hgx-h200").expect("a preset");
-    // 3 us for each copy and 2.6 us for each MiB, compared with a join as in discovered topologies.
+    // The costs are 3 us for each copy and 2.6 us for each MiB, compared with the cost of a join in discovered topologies.
     (topology.costs.pull, topology.costs.fork_join_staged) = (3e-6, 7e-6);
     let h200 = Machine::new(topology.clone()).expect("well formed");
     let plain = Options { engine: Engine::Stream, max_paths: 1, ..Options::default() };
@@ -585,7 +590,7 @@ fn either_end_may_issue_a_plain_copy_between_two_gpus_while_that_costs_less_than
         }
     }
     let also = |batch: &[Shape]| planned(&h200, batch, &plain).program.lanes.iter().map(|lane| !lane.also.is_empty()).collect::<Vec<_>>();
-    // With a copy between two other GPUs, no single GPU could issue all copies.
+    // With an additional copy between two other GPUs, no single GPU can issue all copies.
     let beside = shape(4, 5, 16 * MIB);
     assert_eq!(also(&[shape(0, 1, 2 * MIB), shape(1, 0, MIB), beside]), [false, false, true], "2 MiB are 8.3 us");
     assert_eq!(also(&[shape(0, 1, MIB), shape(0, 1, MIB), shape(1, 0, MIB), beside]), [false, false, true], "two copies are 11.3 us");
@@ -606,22 +611,23 @@ fn where_all_copies_meet_in_a_gpu_it_may_issue_them_whatever_they_carry() {
     };
     let both = [shape(0, 1, 64 * MIB), shape(1, 0, 64 * MIB)];
     assert_eq!(lanes(&h200, &both), [(0, Some(1)), (1, Some(0))]);
-    // Streams of one GPU need no signal of another. The copy that reads remote memory starts later. Otherwise the copies would need a join.
+    // Streams of one GPU need no signal from another GPU, but a copy that reads remote memory starts later. The alternative is a join of
+    // the streams.
     let costs = h200.costs();
     let plan = planned(&h200, &both, &one_path);
     let copy = h200.route(DeviceId::gpu(0), DeviceId::gpu(1)).expect("NVLink");
     let seconds = costs.copy + costs.issue + costs.pull + copy.latency + 64.0 * MIB as f64 / copy.bandwidth;
     assert!((plan.predicted - seconds).abs() < 1e-9, "{} and {seconds}", plan.predicted);
     assert_eq!(plan.executor, Engine::Stream);
-    // Copies from a GPU to several others alternate in one of its lanes; it may also issue copies to it.
+    // Copies from one GPU to several others alternate in one of its internal streams. This GPU may also issue the copies to it.
     let star = [shape(2, 0, 64 * MIB), shape(2, 1, 64 * MIB), shape(0, 2, 64 * MIB), shape(1, 2, 64 * MIB), shape(-1, 2, MIB)];
     assert_eq!(lanes(&h200, &star), [(2, None), (1, Some(2)), (0, Some(2)), (2, None)]);
-    // Three copies of one lane read later than they would be joined.
+    // With these costs, three copies of one internal stream that read remote memory would start later than if they were joined.
     topology.costs.batch = 1.0;
     let no_batch = Machine::new(topology.clone()).expect("well formed");
     assert_eq!(lanes(&no_batch, &[both[0], both[0], both[0], both[1]]), [(0, None), (1, Some(0))]);
     assert_eq!(lanes(&no_batch, &[both[0], both[0], both[1], both[1]]), [(0, Some(1)), (1, Some(0))]);
-    // Copies to host memory share no other resource, and the copies of a ring share none.
+    // Copies to host memory share no resource with the others, and the copies of a ring share none with each other.
     assert_eq!(lanes(&h200, &[both[0], both[1], shape(0, -1, 64 * MIB)]), [(0, None), (0, None), (1, Some(0))]);
     assert!(lanes(&h200, &[shape(0, 1, 16 * MIB), shape(1, 2, 16 * MIB), shape(2, 0, 16 * MIB)]).iter().all(|lane| lane.1.is_none()));
     // Over PCIe, reads are slower than writes.
@@ -646,22 +652,22 @@ fn small_messages_both_ways_are_one_kernel_of_a_gpu_that_reads_and_writes_all() 
     let both = |bytes: u64| [shape(0, 1, bytes), shape(1, 0, bytes)];
     assert_eq!(ops(&h200, &both(256 << 10), &one_path), [(Mechanism::Kernel, 2, 0, Some(1))]);
     assert_eq!(planned(&h200, &both(256 << 10), &one_path).executor, Engine::Graph);
-    // A kernel that reads and writes at the same time has a lower rate in each direction.
+    // A kernel that reads and writes remote memory at the same time has a lower rate in each direction.
     let copies = [(Mechanism::Copy, 1, 0, Some(1)), (Mechanism::Copy, 1, 1, Some(0))];
     assert_eq!(ops(&h200, &both(4 * MIB), &one_path), copies);
     assert_eq!(ops(&h200, &both(64), &Options { engine: Engine::Stream, ..one_path }), copies);
     assert_eq!(ops(&h200, &both(4 * MIB), &Options { engine: Engine::Kernel, ..one_path }), [(Mechanism::Kernel, 2, 0, Some(1))]);
-    // A face and many small messages in each direction; a large message stays a copy.
+    // Many small messages and a face in each direction are one kernel. A large message remains a copy.
     let mut halo: Vec<Shape> = (0..26).flat_map(|_| both(2400)).collect();
     assert_eq!(ops(&h200, &halo, &one_path), [(Mechanism::Kernel, 52, 0, Some(1))]);
     halo.push(shape(1, 0, 16 * MIB));
     assert_eq!(ops(&h200, &halo, &one_path), [(Mechanism::Copy, 1, 1, Some(0)), (Mechanism::Kernel, 52, 0, Some(1))]);
-    // Of a GPU with several neighbours only it itself; messages inside of it are in the kernel, too.
+    // If a GPU has several neighbours, only this GPU may run the kernel. The kernel also includes messages that stay inside the GPU.
     let star = [shape(0, 2, 64), shape(2, 0, 64), shape(2, 1, 64), shape(1, 2, 64), shape(2, 2, 64)];
     assert_eq!(ops(&h200, &star, &one_path), [(Mechanism::Kernel, 5, 2, None)]);
-    // In one direction there was already one kernel; now either end may run it.
+    // The messages in one direction were already one kernel. Now either of the two GPUs may run it.
     assert_eq!(ops(&h200, &[shape(0, 1, 64); 26], &one_path), [(Mechanism::Kernel, 26, 0, Some(1))]);
-    // No GPU moves another GPU's bytes in host memory, and over PCIe a kernel cannot access another GPU's memory.
+    // A GPU does not copy data of another GPU in host memory, and a kernel cannot access the memory of another GPU over PCIe.
     let batched = |plan: Vec<(Mechanism, usize, i32, Option<i32>)>| plan.iter().all(|op| op.0 != Mechanism::Kernel || op.3.is_none());
     assert!(batched(ops(&h200, &[shape(0, 1, 64), shape(1, 0, 64), shape(-1, 1, 64), shape(0, -1, 64)], &one_path)));
     assert!(ops(&machine("pcie-4"), &both(64), &one_path).iter().all(|op| op.1 == 1));
@@ -675,7 +681,7 @@ fn in_an_all_to_all_no_two_copies_of_one_turn_leave_from_or_arrive_at_the_same_g
         let batch = all_to_all(bytes);
         let plan = planned(&machine, &batch, &Options { engine: Engine::Stream, max_paths: 1, ..Options::default() });
         let gpus = machine.gpu_count() as i32;
-        // Four of eight GPUs have neighbours without a part: those turns are shorter, and no turn contains a GPU twice.
+        // The plan copies in rounds. Only four of eight GPUs take part, so these rounds are shorter, and no GPU occurs twice in a round.
         let mut turns: BTreeMap<i32, Vec<(i32, i32)>> = BTreeMap::new();
         let mut last = 0;
         for op in &plan.program.ops {
@@ -702,10 +708,10 @@ fn copies_that_leave_a_gpu_by_one_link_share_a_lane_in_their_order_and_take_one_
     assert_eq!((plan.program.lanes.len(), plan.program.ops.len()), (4, 12), "{}", plan.describe(&h200));
     let reasons = |plan: &Plan| plan.transfers.iter().flat_map(|t| t.rejected.iter()).any(|rejected| rejected.reason == Reason::Turns);
     assert!(reasons(&plan) && plan.describe(&h200).contains("by turns"));
-    // Whoever has measured that several paths gain has them.
+    // If a tuning has measured that several paths are faster, they are used.
     let tuned = Options { tuned: Some(Tuned { several: true, ..Tuned::default() }), ..Options::default() };
     assert!(!planned(&h200, &batch, &tuned).program.rings.is_empty());
-    // Where every two GPUs are wired each copy has a link to itself.
+    // On a machine with links between all pairs of GPUs, each copy has a link for itself.
     let mesh = machine("gh200-4");
     let one_path = Options { max_paths: 1, ..Options::default() };
     assert_eq!(planned(&mesh, &batch, &one_path).program.lanes.len(), 12);
@@ -756,7 +762,7 @@ fn only_direct_plain_copies_between_gpus_have_two_ends_that_may_issue_them() {
     let host =
         planned(&machine, &[shape(-1, 0, MIB), shape(1, -1, MIB), shape(2, 2, MIB)], &Options { max_paths: 1, ..Options::default() });
     assert!(host.program.lanes.iter().all(|lane| lane.also.is_empty()));
-    // With a copy over several paths, and a copy that is small enough for either end to issue.
+    // The batch has a copy over several paths, and a copy that is small enough to be issued by either GPU.
     let batch = [shape(0, 1, 512 * MIB), shape(2, 3, 64 << 10)];
     let several = planned(&machine, &batch, &Options::default());
     assert!(several.transfers[0].paths.len() > 1, "{}", several.describe(&machine));
@@ -774,26 +780,27 @@ fn by_itself_a_plan_goes_as_a_graph_where_that_is_issued_faster() {
     let h200 = Machine::new(topology.clone()).expect("well formed");
     let one_path = Options { max_paths: 1, ..Options::default() };
     let executor = |machine: &Machine, batch: &[Shape]| planned(machine, batch, &one_path).executor;
-    // No single GPU could issue both.
+    // No single GPU can issue both copies.
     let both = [shape(0, 1, MIB), shape(2, 3, MIB)];
     assert_eq!(executor(&h200, &both), Engine::Graph);
-    // Both directions between two GPUs use streams of one GPU.
+    // Copies in both directions between two GPUs use streams of one GPU.
     assert_eq!(executor(&h200, &[shape(0, 1, 16 * MIB), shape(1, 0, 16 * MIB)]), Engine::Stream);
-    // A graph leaves gaps between successive copies of a lane.
+    // In a graph there is a gap between successive copies of one internal stream.
     assert_eq!(executor(&h200, &all_to_all(MIB)), Engine::Graph);
     assert_eq!(executor(&h200, &all_to_all(16 * MIB)), Engine::Stream);
-    // One lane is one stream: a single copy, or successive copies.
+    // One internal stream needs no fork and join, for a single copy as well as for successive copies.
     assert_eq!(executor(&h200, &both[..1]), Engine::Stream);
     assert_eq!(executor(&h200, &[both[0]; 3]), Engine::Stream);
-    // The driver itself stages pageable memory in a stream.
+    // The driver itself stages pageable memory in the stream.
     let pageable = Shape { src_kind: MemoryKind::Pageable, ..shape(-1, 0, MIB) };
     assert_eq!(executor(&h200, &[pageable, both[0]]), Engine::Stream);
-    // Staged plans are graphs. An explicitly requested engine is used.
+    // Plans with staged paths run as graphs. An engine that the caller requests explicitly is always used.
     assert_eq!(planned(&h200, &[shape(0, 1, GIB)], &Options::default()).executor, Engine::Graph);
     for engine in [Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel] {
         assert_eq!(planned(&h200, &both, &Options { engine, ..one_path }).executor, engine);
     }
-    // Two copies and a lane beside the caller's take 2 · 2.2 + 4.5 us on streams, and 2 us and a node as a graph.
+    // Two copies and an internal stream beside the caller's stream take 2 · 2.2 + 4.5 us on streams. As a graph they take 2 us and the cost
+    // of a node.
     topology.costs.graph_node = 6.8e-6;
     assert_eq!(executor(&Machine::new(topology.clone()).expect("well formed"), &both), Engine::Graph);
     topology.costs.graph_node = 7e-6;
@@ -811,7 +818,8 @@ fn a_graph_of_a_halo_exchange_is_one_kernel_and_never_a_batch() {
     let halo: Vec<Shape> = sizes.map(|bytes| shape(0, 1, bytes)).collect();
     let plan = planned(&machine, &halo, &Options { engine: Engine::Graph, ..Options::default() });
     assert_eq!(plan.program.ops.iter().map(|op| op.mechanism).collect::<Vec<_>>(), [Mechanism::Kernel], "{}", plan.describe(&machine));
-    // With a large copy into host memory, no other bytes there are moved by a kernel, and a graph has no node for a batch.
+    // If there is also a large copy into host memory, small transfers to host memory are not made by a kernel. A graph has no node for a
+    // batch.
     let mut out: Vec<Shape> = (0..26).map(|_| shape(0, -1, 2400)).collect();
     out.push(shape(0, -1, 64 * MIB));
     let plan = planned(&machine, &out, &Options { engine: Engine::Graph, max_paths: 1, ..Options::default() });
@@ -825,7 +833,7 @@ fn a_graph_of_a_halo_exchange_is_one_kernel_and_never_a_batch() {
 fn a_small_batch_between_several_gpus_is_one_kernel_on_whichever_gpu_the_callers_stream_is_of() {
     let h200 = machine("hgx-h200");
     let ring = |bytes| (0..4).map(|gpu| shape(gpu, (gpu + 1) % 4, bytes)).collect::<Vec<_>>();
-    // Measured on four H200. A ring of 4 MiB is faster with copies by all four GPUs: 33.7 us instead of 48.8 us.
+    // Times measured on four H200. A ring of 4 MiB is no kernel, because copies by all four GPUs are faster: 33.7 us instead of 48.8 us.
     for (batch, read) in
         [(ring(4096), 10.8), (ring(256 << 10), 12.8), (ring(MIB), 20.3), (all_to_all(4096), 10.4), (all_to_all(256 << 10), 17.7)]
     {
@@ -852,9 +860,9 @@ fn a_small_batch_between_several_gpus_is_one_kernel_on_whichever_gpu_the_callers
     let mut with_large = ring(4096);
     with_large.push(shape(0, 1, 64 * MIB));
     assert!(issued_by(&h200, &with_large, &Options { max_paths: 1, ..Options::default() }) > 1, "all GPUs are joined anyway");
-    // Bytes that stay inside a GPU pass through the GPU that runs the kernel.
+    // Data that stays inside a GPU passes through the GPU that runs the kernel.
     assert_eq!(issued_by(&h200, &[shape(0, 1, 64), shape(1, 0, 64), shape(0, 0, 64), shape(1, 1, 64)], &Options::default()), 1);
-    // Reading over PCIe is slow, and in a cube mesh no GPU has links to all others.
+    // Reading over PCIe is slow. In a cube mesh no GPU has links to all others.
     assert_eq!(issued_by(&machine("pcie-4"), &ring(4096), &Options::default()), 4);
     let cube: Vec<Shape> = (0..8).map(|gpu| shape(gpu, gpu ^ 4, 4096)).collect();
     assert_eq!(issued_by(&machine("dgx1-v100"), &cube, &Options::default()), 8);
@@ -863,7 +871,7 @@ fn a_small_batch_between_several_gpus_is_one_kernel_on_whichever_gpu_the_callers
 #[test]
 fn many_small_pieces_of_pinned_memory_are_kernels_of_the_gpu_they_are_for() {
     let h200 = machine("hgx-h200");
-    // One H200: by kernels 365 and 1372 us into the GPU and 343 us out of it, by copies at least 11 ms.
+    // Measured on one H200: kernels take 365 and 1372 us into the GPU and 343 us out of it, and copies take at least 11 ms.
     for (src, dst, count, bytes, read) in [(-1, 0, 4096, 4096, 365.0), (-1, 0, 4096, 16 << 10, 1372.0), (0, -1, 4096, 4096, 343.0)] {
         let plan = planned(&h200, &vec![shape(src, dst, bytes); count], &Options::default());
         let ops = &plan.program.ops;
@@ -876,16 +884,16 @@ fn many_small_pieces_of_pinned_memory_are_kernels_of_the_gpu_they_are_for() {
         |batch: &[Shape]| planned(&h200, batch, &one_path).program.ops.iter().filter(|op| op.mechanism == Mechanism::Kernel).count();
     let pieces = vec![shape(-1, 0, 4096); 100];
     assert_eq!(kernels(&pieces), 1);
-    // A single copy is a copy, and the driver makes all copies of pageable memory.
+    // A single transfer is a plain copy. The driver makes all copies of pageable memory.
     assert_eq!(kernels(&pieces[..1]), 0);
     assert_eq!(kernels(&vec![Shape { src_kind: MemoryKind::Pageable, ..pieces[0] }; 100]), 0);
-    // With large copies on the same GPU, to any destination, and with staged ones.
+    // The batch also has a large copy on the same GPU, to any destination, or a copy with staged paths.
     for large in [shape(-1, 0, 64 * MIB), shape(0, -1, 64 * MIB), shape(0, 1, 64 * MIB)] {
         assert_eq!(kernels(&[&pieces[..], &[large]].concat()), 0, "{large:?}");
     }
     let staged = planned(&h200, &[&pieces[..], &[shape(0, 1, GIB)]].concat(), &Options::default());
     assert!(staged.program.ops.iter().all(|op| op.mechanism != Mechanism::Kernel));
-    // In both directions: each launch of the list contains both.
+    // The list has transfers in both directions, and each launch contains both.
     let mixed: Vec<Shape> = (0..600).map(|piece| if piece < 400 { shape(-1, 0, 4096) } else { shape(0, -1, 4096) }).collect();
     let plan = planned(&h200, &mixed, &one_path);
     let into = |copies: &[mpgpu_core::plan::Copy]| {

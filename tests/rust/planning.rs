@@ -1,4 +1,4 @@
-//! Tests the pure layers, core and measure, as one program. They contain no unsafe code, so sanitizers are not needed here.
+//! Tests the crates core and measure as one program. These crates have no unsafe code, so the program need not run with sanitizers.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Tests the probe on simulated machines with unknown properties: the model that it fits must predict times that it has not measured.
+//! Tests the probe on simulated machines whose properties the probe does not know. The model that it fits must predict times that it has
+//! not measured.
 
 use crate::common::{Random, topology as random_topology};
 use crate::hidden::{Hidden, blank, probed};
@@ -7,7 +8,7 @@ use mpgpu_core::topology::MemoryKind;
 use mpgpu_core::topology::{self, DeviceId, Link, LinkId, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
 use mpgpu_measure::probe::{Group, Hop, Integrity, Pipeline, ProbeOptions, Probed, probe};
 
-/// Returns |predicted / true - 1| for random sets of concurrent copies of random sizes.
+/// Returns the relative errors (absolute values) of predicted times, for random sets of concurrent copies of random sizes.
 fn errors(hidden: &Hidden, found: &Topology, seed: u64) -> Vec<f64> {
     let machine = Machine::new(found.clone()).expect("a probed topology is well formed");
     let mut random = Random(seed);
@@ -35,13 +36,13 @@ fn errors(hidden: &Hidden, found: &Topology, seed: u64) -> Vec<f64> {
     errors
 }
 
-/// Returns the median, the ninth decile and the maximum.
+/// Returns the median, the 90th percentile and the maximum of the errors.
 fn quantiles(mut errors: Vec<f64>) -> [f64; 3] {
     errors.sort_by(f64::total_cmp);
     [0.5, 0.9, 1.0].map(|part| errors[((errors.len() - 1) as f64 * part) as usize])
 }
 
-/// Returns the groups of hops that share a capacity, except the ports between GPUs.
+/// Returns the groups of hops that share a capacity in bytes/s, except the ports between GPUs.
 fn host_groups(found: &Probed) -> Vec<(Vec<(i32, i32)>, f64)> {
     let of_host = |group: &&Group| group.hops.iter().all(|(from, to)| from.is_host() || to.is_host());
     let ends = |group: &Group| {
@@ -62,7 +63,7 @@ fn every_preset_is_found_again_from_times_alone() {
             println!("{name}: {} measurements, {:.1} s; held out: {median:.3} {most:.3} {worst:.3}", found.measurements, hidden.measured);
             assert!(median <= 0.06 && most <= 0.15, "{name}, {noise}: {median} {most} {worst}");
             assert!(found.residuals.median <= 0.06, "{name}, {noise}: {:?}", found.residuals);
-            // Less than a minute, including warm-up.
+            // The probe takes less than a minute, including warm-up.
             assert!(
                 found.measurements <= ProbeOptions::default().measurements + 500 && hidden.measured < 40.0,
                 "{name}: {}",
@@ -99,7 +100,7 @@ fn a_machine_of_an_nvswitch_is_given_back_as_a_switch_with_ports() {
     let found = probed(&mut hidden);
     let switches = found.topology.nodes.iter().filter(|node| node.kind == NodeKind::Switch { peer: true }).count();
     assert_eq!((switches, found.topology.links.len()), (1, 32), "{}", found.topology.to_toml());
-    // The planner therefore knows, without a measurement of relays, that relays gain nothing.
+    // So the planner finds, without a measurement of relays, that relays gain nothing.
     let machine = Machine::new(found.topology).expect("well formed");
     let plan = plan::plan(&machine, &[shape(DeviceId::gpu(0), DeviceId::gpu(1), 1 << 30)], &Options::default()).expect("a plan");
     let relays = plan.transfers[0].rejected.iter().filter(|rejected| matches!(rejected.reason, plan::Reason::SharesDirect { .. }));
@@ -112,8 +113,9 @@ fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64) -> Shape {
     Shape { source: 0, dst_device, src_device, dst_kind: kind(dst_device), src_kind: kind(src_device), bytes }
 }
 
-/// Returns eight GPUs behind a switch, with host links as measured: two uplinks of four GPUs each, each with 88 GB/s in and 66 out, host
-/// memory with 150 and 96, and 98 for both directions of one GPU. `uplink` assigns GPUs to uplinks.
+/// Returns a topology of eight GPUs behind a switch, with host links as measured. Each of two uplinks serves four GPUs, with 88 GB/s to the
+/// GPUs and 66 GB/s from them. Host memory has 150 and 96 GB/s, and both directions of one GPU together have 98 GB/s. `uplink` holds the
+/// uplink of each GPU.
 fn host_with_uplinks(uplink: [usize; 8]) -> Topology {
     let node = |name: String, kind| Node { name, kind };
     let mut nodes: Vec<Node> = (0..8).map(|gpu| node(format!("gpu{gpu}"), NodeKind::Gpu)).collect();
@@ -146,7 +148,7 @@ fn host_with_uplinks(uplink: [usize; 8]) -> Topology {
 
 #[test]
 fn gpus_that_share_an_uplink_are_found_and_relays_chosen_across_uplinks() {
-    // As on the measured machine, where GPUs 0 to 3 share an uplink; and mixed, so that no order of indices is right.
+    // First as on the measured machine, on which GPUs 0 to 3 share an uplink. Then with mixed uplinks, so that no order by index is right.
     for (seed, uplink) in [(1, [0, 0, 0, 0, 1, 1, 1, 1]), (2, [0, 1, 1, 0, 1, 0, 0, 1])] {
         let mut hidden = Hidden::new(host_with_uplinks(uplink), 0.02, seed);
         let found = probed(&mut hidden);
@@ -168,7 +170,7 @@ fn gpus_that_share_an_uplink_are_found_and_relays_chosen_across_uplinks() {
         let relays: Vec<DeviceId> = plan.transfers[0].paths.iter().map(|path| path.via.unwrap_or(DeviceId::gpu(0))).collect();
         let on_first = relays.iter().filter(|gpu| uplink[gpu.0 as usize] == 0).count();
         assert!(relays.len() >= 3 && (1..=2).contains(&on_first) && relays.len() - on_first <= 2, "{uplink:?}: {relays:?}");
-        // Rates in the hidden machine: these relays and the first four by index, with equal parts.
+        // Returns the rate on the simulated machine with these relays, in equal parts.
         let rate = |gpus: &[DeviceId]| {
             let hops: Vec<Hop> = gpus.iter().map(|gpu| Hop { from: DeviceId::HOST, to: *gpu, bytes: 256 << 20 }).collect();
             (hops.len() << 28) as f64 / hidden.together(&hops)
@@ -194,7 +196,7 @@ fn a_pair_that_loses_bytes_is_in_no_topology_and_is_said_so() {
     assert!(found.notes.len() == 2 && found.notes[1].starts_with("host copies differ between buffers"), "{:?}", found.notes);
     let lost = found.hops.iter().filter(|hop| hop.verdict != Integrity::Intact).map(|hop| (hop.from.0, hop.to.0));
     assert_eq!(lost.collect::<Vec<_>>(), [(1, 2)]);
-    // The planner avoids it.
+    // The planner avoids the slow path.
     let plan = plan::plan(&machine, &[shape(DeviceId::gpu(1), DeviceId::gpu(2), 64 << 20)], &Options::default()).expect("a plan");
     assert!(plan.transfers[0].paths.iter().all(|path| path.via.is_some()));
 }
@@ -248,7 +250,7 @@ fn a_budget_is_kept_and_said_to_be_spent() {
     let options = ProbeOptions { measurements: 450, ..ProbeOptions::default() };
     let mut seen = Vec::new();
     let Ok(found) = probe(&base, &mut hidden, &options, &mut |progress| seen.push(progress));
-    // Beyond the budget only the check and the fixed costs are measured.
+    // Beyond the budget of measurements, only the check and the fixed costs are measured.
     assert!(found.measurements < 450 + 120, "{}", found.measurements);
     assert!(found.notes.iter().any(|note| note.contains("stopped looking")), "{:?}", found.notes);
     assert!(Machine::new(found.topology).is_ok());
@@ -301,7 +303,8 @@ fn noise_and_interruptions_cost_accuracy_and_not_structure() {
 
 #[test]
 fn memory_that_slows_down_before_it_is_full_is_found_so() {
-    // As measured on four H200: three GPUs at once had 137 to 150 GB/s, four had 157 to 165, and one had 55 (readings of node 6).
+    // The capacity is as measured on four H200 (node 6): three GPUs at once had 137 to 150 GB/s, four had 157 to 165 GB/s, and one had 55
+    // GB/s.
     const ALL: f64 = 160e9;
     const THREE: f64 = 142e9;
     for seed in 1..=6 {
@@ -327,7 +330,7 @@ fn memory_that_slows_down_before_it_is_full_is_found_so() {
             let is_right = of.len() == number && of.iter().all(|found| (found / capacity - 1.0).abs() < 0.04);
             assert!(is_right, "seed {seed}, {count} reads at once: {groups:?}");
         }
-        // The model therefore shows that a fourth path is worthwhile, and its gain.
+        // So the model shows that a fourth path is faster, and by how much.
         let machine = Machine::new(found.topology).expect("well formed");
         let seconds = |machine: &Machine, most: u32| {
             let options = Options { max_paths: most, ..Options::default() };
@@ -396,8 +399,9 @@ fn gpus_that_copy_in_order_of_issue_seem_to_share_nothing_but_their_ports() {
 
 #[test]
 fn pipelines_are_measured_as_plans_have_them() {
-    // As measured on four H200: plain copies in both directions of a GPU's host link reach 101 GB/s, crossing pipelines 82. The hand-over
-    // of chunks concurrent with a direct copy takes 9 us. Staged bytes use less of the host memory's capacity than others.
+    // The values are as measured on four H200. Plain copies in both directions of a GPU's host link reach 101 GB/s, but pipelines in
+    // opposite directions reach 82 GB/s. Passing on a chunk while a direct copy runs takes 9 us. Staged data uses less of the host memory's
+    // capacity than other data.
     let truth = topology::preset("hgx-h100-4").expect("listed");
     let with = |both: f64, memory: f64, chunk: f64, join: f64| {
         let mut topology = truth.clone();
@@ -423,7 +427,7 @@ fn pipelines_are_measured_as_plans_have_them() {
         hidden.in_plans = Some(Machine::new(with(82e9, memory, 9e-6, 6e-6)).expect("well formed"));
         let found = probed(&mut hidden);
         let costs = &found.topology.costs;
-        // In the simulator, part of `join` is hidden by the direct copy.
+        // In the simulator, the direct copy hides part of the cost `join`.
         assert!((8.5e-6..=12e-6).contains(&costs.chunk_via_host) && (3.5e-6..=7.5e-6).contains(&costs.fork_join_staged), "{costs:?}");
         let near = |value: f64, truth: f64| (0.92..1.03).contains(&(value / truth));
         let is_as = |group: &&Group, plain, staged| near(group.capacity, plain) && near(group.staged.unwrap_or(group.capacity), staged);

@@ -1,5 +1,5 @@
-//! Tests a rank whose description of an operation in shared memory is false: the other rank moves no byte, and both get an error with the
-//! reason.
+//! Tests a rank that describes the memory of an operation wrongly in shared memory. The other rank must copy nothing, and both ranks must
+//! get an error with the reason.
 
 use super::single::Rank;
 use super::{TOPOLOGY, options};
@@ -14,19 +14,19 @@ use std::sync::{Arc, Barrier, Mutex};
 
 const PAGE: u64 = 4096;
 
-/// Initial contents of a rank's memory, outside and inside the messages.
+/// Initial contents of a rank's memory: outside of the messages, and inside.
 const FILL: [u8; 2] = [0x11, 0x22];
 
-/// Offsets of fields in a slot, in words relative to the handle of its memory. The first is the buffer.
+/// Offsets of fields in a mailbox slot, in 8-byte words relative to the handle of the slot's memory. The first is that of the buffer.
 const BUFFER: isize = -16;
 const TAG: isize = -14;
 const BYTES: isize = -12;
 const OFFSET: isize = -2;
 
-/// Tag of the operation with the damaged slot.
+/// Tag of the operation whose slot is damaged.
 const DAMAGED: u64 = 2;
 
-/// Allgather that records the exchanged data.
+/// Allgather function that records the exchanged data.
 struct Overheard(Box<dyn Allgather>, Arc<Mutex<String>>);
 
 impl Allgather for Overheard {
@@ -40,7 +40,7 @@ impl Allgather for Overheard {
     }
 }
 
-/// Slot of an operation that exports memory.
+/// Mailbox slot of an operation whose memory is exported.
 struct Slot<'a> {
     mailbox: &'a [AtomicU64],
     handle: usize,
@@ -65,7 +65,7 @@ impl Slot<'_> {
         self.at(word).store(value, Ordering::Relaxed);
     }
 
-    /// Stores another handle with a valid checksum.
+    /// Stores a changed handle in the slot, with a valid checksum.
     fn forge(&self, change: impl Fn(&mut Handle)) {
         let words: Vec<u8> = (0..16).flat_map(|at| self.at(at).load(Ordering::Relaxed).to_le_bytes()).collect();
         let mut decoded = Handle::decode(&std::array::from_fn(|at| words[at])).expect("a handle");
@@ -78,7 +78,7 @@ impl Slot<'_> {
 
 type Damage = fn(&Slot<'_>);
 
-/// False descriptions of a rank's memory, and the other rank's error.
+/// Wrong descriptions of a rank's memory, with the error that the other rank must get.
 const DAMAGES: [(Damage, &str); 7] = [
     (|slot| slot.set(OFFSET, 2 * PAGE + 1), "names 4096 bytes at 8193, which its memory does not have"),
     (|slot| slot.set(OFFSET, u64::MAX), "which its memory does not have"),
@@ -95,8 +95,8 @@ fn assert_failed(operation: &Operation, expected: &str) {
     assert!(what == "moving a message" && reason.contains(expected), "{expected}: {reason}");
 }
 
-/// Runs two ranks with three pages of memory each. Rank 0 posts an operation on the middle page, which rank 1 matches after rank 0 has
-/// damaged it.
+/// Tests two ranks with three pages of memory each. Rank 0 starts an operation on the middle page and damages its description, and rank 1
+/// matches it.
 fn the_damaged_is_refused(is_send: bool, is_mapped: bool, damage: Damage, expected: &str) {
     let barrier = Barrier::new(2);
     as_ranks(2, |rank, seat| {
@@ -133,7 +133,7 @@ fn the_damaged_is_refused(is_send: bool, is_mapped: bool, damage: Damage, expect
             assert_failed(&posted, expected);
         } else {
             barrier.wait();
-            // Large enough that only the other rank's description limits the message.
+            // The memory is so large that only the description by the other rank limits the message.
             let large = rank.memory(8 * PAGE, FILL[1]);
             let met = if is_send { rank.receive(large, 8 * PAGE, 0, DAMAGED) } else { rank.send(middle, PAGE, 0, DAMAGED).expect("sent") };
             assert_failed(&met, expected);
@@ -141,7 +141,7 @@ fn the_damaged_is_refused(is_send: bool, is_mapped: bool, damage: Damage, expect
         }
         barrier.wait();
         assert!(is_untouched(), "{expected}");
-        // Both ranks can continue.
+        // Both ranks can continue after the error.
         exchange(3);
         barrier.wait();
     });
@@ -153,7 +153,7 @@ fn a_send_whose_slot_names_what_is_not_there_is_not_read() {
         for (damage, expected) in DAMAGES {
             the_damaged_is_refused(true, is_mapped, damage, expected);
         }
-        // Longer than its memory, so that a sufficiently large receive does not detect it as truncation.
+        // The described range is longer than the memory. The receive is large enough, so the message is not refused as truncated.
         the_damaged_is_refused(
             true,
             is_mapped,

@@ -1,4 +1,4 @@
-//! Tests that ranks without space for more operations do not block each other.
+//! Tests ranks whose messengers cannot hold more operations. Such ranks must not block each other.
 
 use super::single::{DEFAULT, Rank, ranks};
 use crate::common::Random;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longest time for which ranks may wait for each other on a busy machine.
+/// Longest time for which ranks may wait for each other, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const ANY: Pattern = Pattern { source: None, tag: 0, mask: 0 };
@@ -24,7 +24,7 @@ fn tag_of(rank: u32, number: u64) -> u64 {
     u64::from(rank) << 32 | number
 }
 
-/// Returns the byte with which a short message is filled.
+/// Returns the byte with which a short message with this tag is filled.
 fn byte_of(tag: u64) -> u8 {
     (tag ^ tag >> 32).wrapping_mul(37) as u8
 }
@@ -34,12 +34,12 @@ impl Rank {
         self.messenger.node().ranks()
     }
 
-    /// Sends a byte that the library buffers, so that the request has ended when this returns.
+    /// Sends one byte, which the library buffers, so that the request is complete when this function returns.
     fn send_byte(&self, to: u32, tag: u64) -> Result<Arc<Operation>, Error> {
         self.send(pageable_byte(byte_of(tag)), 1, to, tag)
     }
 
-    /// Receives and checks one byte of a message that has arrived.
+    /// Receives one byte of a message that has already arrived, and checks it.
     fn receive_byte(&self, pattern: &Pattern) {
         let into = pageable(1);
         let got = self.messenger.receive(into, 1, pattern, DEFAULT).expect("receives have room of their own");
@@ -47,7 +47,7 @@ impl Rank {
         assert_eq!(memory(into, 1)[0], byte_of(got.envelope().expect("it has met a message").tag));
     }
 
-    /// Sends to the other ranks in turn until there is no space. Counts the sent messages, and returns the error.
+    /// Sends messages to the other ranks alternately until a send is refused. Counts the messages to each rank, and returns the error.
     fn fill(&self, sent_to: &[AtomicU64]) -> String {
         for number in 0.. {
             let to = (self.rank + 1 + (number % u64::from(self.ranks() - 1)) as u32) % self.ranks();
@@ -151,7 +151,8 @@ fn operations_that_have_ended_leave_room_although_nobody_has_waited_for_them() {
     });
 }
 
-/// Every rank sends more than there is space for, in random order to random ranks, and receives when a send is refused.
+/// Tests ranks that send more messages than they can hold, in random order to random ranks, and that receive whenever a send is refused.
+/// All messages must be delivered.
 #[test]
 fn ranks_that_receive_whenever_a_send_is_refused_come_to_an_end() {
     for seed in 0..20 {
@@ -183,7 +184,7 @@ fn ranks_that_receive_whenever_a_send_is_refused_come_to_an_end() {
     }
 }
 
-/// No rank has more sends or receives than it has space for, so none is refused, in any order and with any memory.
+/// Tests ranks that never have more sends or receives than they can hold. No operation may be refused, in any order and with any memory.
 #[test]
 fn no_operation_is_refused_while_every_rank_keeps_to_its_room() {
     for seed in 0..20 {

@@ -1,4 +1,4 @@
-//! Tests that killing a rank at any moment ends its operations with an error, and that the other ranks continue.
+//! Kills a rank at random moments. Operations with that rank must end with an error, and the other ranks must continue.
 
 use super::{TOPOLOGY, options};
 use crate::common::{Random, is_long, setting};
@@ -20,14 +20,14 @@ const VICTIM: u32 = 2;
 const STEPS: u64 = 150;
 const MOST_BYTES: u64 = 200_000;
 
-/// Tag with which no rank sends.
+/// Tag with which no rank sends a message.
 const NOTHING: u64 = 1 << 40;
 
 pub fn is_gone(error: &Error) -> bool {
     matches!(error, Error::Share(IpcError::PeerGone(_)) | Error::Backend(BackendError::PeerGone(_)))
 }
 
-/// Returns the size of the message of a step from one rank to another.
+/// Returns the size in bytes of the message from one rank to another in a round.
 fn bytes_of(seed: u64, step: u64, from: u32, to: u32) -> u64 {
     let mut random = Random(seed ^ step << 20 ^ u64::from(from) << 8 ^ u64::from(to));
     if random.chance(70) { random.below(2000) } else { random.below(MOST_BYTES) }
@@ -37,8 +37,8 @@ fn byte(step: u64, from: u32, at: u64) -> u8 {
     (at.wrapping_mul(37) ^ (at >> 10) ^ step.wrapping_mul(71) ^ u64::from(from).wrapping_mul(11)) as u8
 }
 
-/// Runs one rank: sends to all other ranks and receives from them, step by step. Its orders are rank, seed, socket, and the microseconds
-/// after which the victim kills itself.
+/// Runs one rank in a child process: sends to all other ranks and receives from them, round after round. Its arguments are rank, seed,
+/// socket, and the microseconds after which the victim kills itself.
 #[test]
 #[ignore = "run by other tests"]
 fn child_goes_on() {
@@ -78,7 +78,7 @@ fn child_goes_on() {
         Err(error) => panic!("rank {rank}, with rank {other}: {error}"),
     };
     for step in 0.. {
-        // The victim continues until it is killed.
+        // The victim continues until it kills itself.
         if step == STEPS && rank != VICTIM {
             break;
         }
@@ -99,7 +99,7 @@ fn child_goes_on() {
         }
         for (other, operation) in posted {
             if step % 4 == 1 {
-                // The stream reports the loss of a rank like the operation below.
+                // The stream reports the loss of a rank, as the operation below does.
                 let _ = operation.order_stream(stream);
                 let _ = context.synchronize_stream(stream);
             }
@@ -112,7 +112,7 @@ fn child_goes_on() {
             }
         }
     }
-    // The receive ends, because the message might have come from the victim.
+    // The receive ends, because the message could only come from a rank that may be the victim.
     assert!(matches!(from_any.wait(), Err(BackendError::PeerGone(_))), "rank {VICTIM} has died");
     messenger.destroy().expect("nothing is left");
     context.close().expect("nothing is left");

@@ -1,5 +1,6 @@
-//! Tests messages between the ranks of a node on the host backend: matched by MPI's rules, with every byte right, and none lost when ranks
-//! are killed. Ranks are threads with separate contexts here, and processes in other tests.
+//! Tests messages between the ranks of a node on the host backend. Messages must be matched by MPI's rules, all data must be correct, and
+//! no message of other ranks may be lost when a rank is killed. Ranks are threads with separate contexts here, and processes in other
+//! tests.
 
 mod damaged;
 mod full;
@@ -21,11 +22,11 @@ use std::time::Instant;
 
 const TOPOLOGY: &str = "hgx-h200";
 
-/// Generates the program of a round; it is equal on all ranks.
+/// Generates the random program of a round, which is the same on all ranks.
 fn program(seed: u64, round: u64, ranks: u32) -> (Program, Shape) {
     let mut random = Random(seed.wrapping_mul(1_000_003).wrapping_add(round));
     let in_turns = random.chance(60);
-    // Some rounds move many bytes.
+    // Some rounds send large messages.
     let (steps, most_bytes) = match random.below(100) {
         0 => (12, 64 << 20),
         1..6 => (30, 4 << 20),
@@ -35,7 +36,7 @@ fn program(seed: u64, round: u64, ranks: u32) -> (Program, Shape) {
     (Program::random(&mut random, &shape), shape)
 }
 
-/// Plays rounds until `messages` messages have moved. Returns the numbers of messages and of rounds.
+/// Runs rounds until `messages` messages have been sent. Returns the numbers of messages and of rounds.
 fn play_rounds(player: &mut Player, turns: &Turns, seed: u64, messages: u64) -> (u64, u64) {
     let (mut moved, mut round) = (0, 0);
     while moved < messages {
@@ -59,7 +60,7 @@ fn threads_meet_as_mpi_says() {
 #[test]
 #[cfg(feature = "fault-injection")]
 fn messages_pass_through_host_memory_where_memory_of_another_rank_cannot_be_mapped() {
-    // The last rank can map memory, so on either side of a match there may be a rank that cannot.
+    // Only the last rank can map memory of others, so each side of a match may be a rank that cannot.
     play_in_threads(if is_long() { 50_000 } else { 1_000 }, |rank, messenger| {
         if rank < 3 {
             messenger.refuse_mapping();
@@ -84,7 +85,7 @@ fn play_in_threads(messages: u64, prepare: impl Fn(u32, &Messenger) + Sync) {
     println!("{} messages between {ranks} threads in {} rounds, seed {seed}", counts[0].0, counts[0].1);
 }
 
-/// Disables mapping of other ranks' GPU memory in this process, as if another library had it open.
+/// Prevents this process from mapping GPU memory of other ranks, as if another library had opened that memory.
 fn refuse_mapping_where_asked(_messenger: &Messenger) {
     #[cfg(feature = "fault-injection")]
     if std::env::var_os("MESSAGES_UNMAPPED").is_some() {
@@ -92,7 +93,8 @@ fn refuse_mapping_where_asked(_messenger: &Messenger) {
     }
 }
 
-/// Runs one process of `processes_meet_as_mpi_says`. Its orders are rank, ranks, seed, messages, socket and the file of turns.
+/// Runs one process of `processes_meet_as_mpi_says`. Its arguments are rank, number of ranks, seed, number of messages, socket, and the
+/// file with the shared counters.
 #[test]
 #[ignore = "run by other tests"]
 fn child_plays() {
@@ -126,7 +128,7 @@ fn messages_between_processes_that_map_no_memory_of_each_other_pass_through_host
     play_in_processes(&this_program, &[2, 4], if is_long() { 100_000 } else { 1_000 }, true);
 }
 
-/// Runs the test with each number of processes in `counts`, which `program` starts.
+/// Runs the test with each number of processes in `counts`. `program` returns the command that starts one process.
 pub fn play_in_processes(program: &dyn Fn() -> Command, counts: &[u64], messages: u64, is_unmapped: bool) {
     let messages = setting("TEST_MESSAGES", messages);
     let seed = setting("TEST_SEED", 1);

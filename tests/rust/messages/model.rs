@@ -1,24 +1,24 @@
 //! Generates random programs of several ranks and computes their results by MPI's rules.
 //!
-//! The steps of a program have a total order in which ranks take turns, so that the match of a receive from any rank is determined. Without
-//! receives from any rank, probes and cancellations, the order of each rank's own steps is sufficient, and ranks need not wait for each
-//! other.
+//! A program is a list of steps of all ranks. If it has receives from any rank, probes or cancellations, the ranks execute the list in
+//! order, one step at a time, so that all matches are determined. Otherwise the order of each rank's own steps determines the matches, and
+//! ranks need not wait for each other.
 
 use crate::common::Random;
 use std::ops::Range;
 
-/// Kind of memory that a step uses.
+/// Kind of memory that holds a message.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// GPU memory.
     Device,
-    /// Host memory that other processes can map.
+    /// Pinned host memory, which other processes can map.
     Pinned,
-    /// Other host memory.
+    /// Pageable host memory.
     Ordinary,
 }
 
-/// Messages that a receive accepts.
+/// Messages that a receive accepts: their source, tag and tag mask.
 #[derive(Copy, Clone, Debug)]
 pub struct Wanted {
     pub source: Option<u32>,
@@ -41,9 +41,9 @@ pub enum Action {
         memory: Memory,
     },
     Probe(Wanted),
-    /// Cancels an earlier step of the same rank.
+    /// Cancels the operation of an earlier step of the same rank.
     Cancel(usize),
-    /// Waits for a step that has matched or ended.
+    /// Waits for the operation of an earlier step, which has matched or ended.
     Wait(usize),
 }
 
@@ -53,37 +53,37 @@ pub struct Step {
     pub action: Action,
 }
 
-/// Outcome of a send or a receive.
+/// Expected outcome of a send or a receive.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// Matches this step.
+    /// The operation matches that of this step.
     Meets(usize),
-    /// Receive that is too short for the message of this step.
+    /// The receive is too short for the message of this step.
     Truncated(usize),
-    /// Cancelled.
+    /// The operation is cancelled.
     Cancelled,
 }
 
-/// Program with its expected results.
+/// Random program with the expected outcome of each step.
 #[derive(Debug)]
 pub struct Program {
     pub steps: Vec<Step>,
-    /// Outcomes of sends and receives.
+    /// Expected outcome of each step that is a send or a receive; `None` for other steps.
     pub fates: Vec<Option<Fate>>,
-    /// For probes, the send that they find.
+    /// One value for each step: if the step is a probe, the step of the send that it must find, or `None` if it must find none.
     pub found: Vec<Option<usize>>,
-    /// For cancellations, true if they succeed.
+    /// One value for each step: true if the step is a cancellation that must succeed.
     pub cancels: Vec<bool>,
 }
 
-/// Parameters for generating programs.
+/// Parameters with which programs are generated.
 #[derive(Copy, Clone, Debug)]
 pub struct Shape {
     pub ranks: u32,
     pub steps: usize,
-    /// True if ranks take turns.
+    /// True if the ranks execute the steps one at a time, in the order of the list.
     pub in_turns: bool,
-    /// Size of the largest message.
+    /// Largest size of a message in bytes.
     pub most_bytes: u64,
 }
 
@@ -116,12 +116,12 @@ fn wanted(random: &mut Random, shape: &Shape) -> Wanted {
     Wanted { source, tag: random.below(4), mask }
 }
 
-/// Operations that wait at a rank.
+/// Operations of one rank that have not matched yet.
 #[derive(Clone, Debug, Default)]
 struct Box {
-    /// Posted receives, in order.
+    /// Receives that have not matched, in posting order.
     posted: Vec<usize>,
-    /// Unmatched sends, in order.
+    /// Sends to this rank that have not matched, in order.
     unexpected: Vec<usize>,
 }
 
@@ -129,7 +129,7 @@ impl Program {
     pub fn random(random: &mut Random, shape: &Shape) -> Program {
         let mut program = Program { steps: Vec::new(), fates: Vec::new(), found: Vec::new(), cancels: Vec::new() };
         let mut boxes = vec![Box::default(); shape.ranks as usize];
-        // Sends and receives that have not been waited for.
+        // Steps of sends and receives for which the program has not waited yet.
         let mut open: Vec<usize> = Vec::new();
         for _ in 0..shape.steps {
             let rank = random.below(shape.ranks.into()) as u32;
@@ -161,7 +161,7 @@ impl Program {
             };
             program.push(Step { rank, action }, &mut boxes, &mut open);
         }
-        // The remaining operations are cancelled at the end, after all are posted.
+        // At the end, after all steps, the remaining operations are cancelled.
         for of in boxes.clone().into_iter().flat_map(|left| left.posted.into_iter().chain(left.unexpected)) {
             let rank = program.steps[of].rank;
             program.push(Step { rank, action: Action::Cancel(of) }, &mut boxes, &mut open);
@@ -173,7 +173,7 @@ impl Program {
         program
     }
 
-    /// Adds a step and applies MPI's rules.
+    /// Appends a step, and determines its outcome by MPI's rules.
     fn push(&mut self, step: Step, boxes: &mut [Box], open: &mut Vec<usize>) {
         let here = self.steps.len();
         self.steps.push(step);
@@ -241,13 +241,13 @@ impl Program {
         }
     }
 
-    /// Returns the number of matched sends.
+    /// Returns the number of sends that match.
     pub fn messages(&self) -> usize {
         let is_met = |step: &usize| matches!((self.steps[*step].action, self.fates[*step]), (Action::Send { .. }, Some(Fate::Meets(_))));
         (0..self.steps.len()).filter(is_met).count()
     }
 
-    /// Returns the steps at the end, before which all operations are posted.
+    /// Returns the range of final steps, before which all ranks must have posted their operations.
     pub fn ending(&self) -> Range<usize> {
         let is_post = |step: &Step| matches!(step.action, Action::Send { .. } | Action::Receive { .. });
         self.steps.iter().rposition(is_post).map_or(0, |last| last + 1)..self.steps.len()

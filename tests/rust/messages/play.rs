@@ -1,4 +1,4 @@
-//! Executes the steps of one rank of a random program and checks their results.
+//! Executes the steps of one rank of a random program, and checks the results.
 
 use super::model::{Action, Fate, Memory, Program, Shape, Wanted};
 use crate::node_plans::memory as bytes_at;
@@ -11,17 +11,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Number of the next step, counted over all rounds, and number of ranks that have reached a barrier.
+/// Counters that all ranks share: number of the next step (over all rounds), and number of ranks that have reached a barrier.
 pub struct Turns {
     words: Words,
     ranks: u32,
 }
 
-/// Location of the two words.
+/// Memory in which the two shared counters are.
 enum Words {
-    /// Shared between threads.
+    /// Memory of this process, which the ranks share as threads.
     Own([AtomicU64; 2]),
-    /// Shared between processes.
+    /// Memory mapped from a file, which the ranks share as processes.
     Mapped(&'static [AtomicU64; 2]),
 }
 
@@ -68,7 +68,7 @@ impl Turns {
         self.words()[0].fetch_add(1, Ordering::Release);
     }
 
-    /// Waits at barrier number `number`, counted from 1.
+    /// Waits at the barrier with this number; the first barrier has number 1.
     fn meet(&self, number: u64) {
         let wanted = number * u64::from(self.ranks);
         self.words()[1].fetch_add(1, Ordering::AcqRel);
@@ -76,29 +76,29 @@ impl Turns {
     }
 }
 
-/// Send or receive in progress.
+/// Send or receive that is in progress.
 struct Posted {
     operation: Arc<Operation>,
     address: u64,
 }
 
-/// One rank with its memory.
+/// One rank with its memory and streams.
 pub struct Player {
     context: Arc<Context>,
     messenger: Arc<Messenger>,
     streams: Vec<StreamHandle>,
-    /// Memory of a GPU and of the host, with the used part of each.
+    /// Memory of a GPU and of the host: address, size, and number of bytes in use.
     arenas: [(u64, u64, u64); 2],
-    /// Pageable memory of this round.
+    /// Pageable memory of the current round.
     ordinary: Vec<Vec<u8>>,
     turn: u64,
     barriers: u64,
 }
 
-/// Space for all steps of a round.
+/// Size in bytes of each memory arena, which is sufficient for all steps of a round.
 const ARENA_BYTES: u64 = 256 << 20;
 
-/// Value of bytes that have not been written.
+/// Value of bytes that no message has written.
 const UNTOUCHED: u8 = 0xA5;
 
 fn byte(round: u64, step: usize, at: u64) -> u8 {
@@ -146,7 +146,7 @@ impl Player {
         address
     }
 
-    /// Enqueues work before the next work of a stream: in it, or in another stream for which it then waits.
+    /// Enqueues work before the next work of a stream: in the stream itself, or in another stream for which the stream then waits.
     fn before(&self, stream: StreamHandle, number: usize, work: Box<dyn Fn() + Send + Sync>) {
         let context = &self.context;
         let worker = self.streams[if number.is_multiple_of(4) { (number + 1) % 3 } else { number % 3 }];
@@ -164,7 +164,7 @@ impl Player {
         turns.meet(self.barriers);
     }
 
-    /// Executes this rank's steps of a program, and checks everything.
+    /// Executes this rank's steps of a program and checks all results.
     pub fn play(&mut self, program: &Program, shape: &Shape, turns: &Turns, round: u64) {
         let mut posted: Vec<Option<Posted>> = program.steps.iter().map(|_| None).collect();
         let ending = program.ending();
@@ -179,12 +179,12 @@ impl Player {
             if shape.in_turns {
                 turns.take(turn);
             }
-            // Stream work that may still be in progress when a message is posted and when it is waited for.
+            // The work in the stream may still be in progress when a message is posted, and when the rank waits for the message.
             let stream = self.streams[number % 3];
             match step.action {
                 Action::Send { to, tag, bytes, metadata: length, memory } => {
                     let address = self.allocate(memory, bytes);
-                    // Written in the stream, so that a message that is not ordered after its stream has wrong bytes.
+                    // The data is written in the stream, so that a message that is not ordered after the stream has wrong data.
                     let write =
                         move || bytes_at(address, bytes).iter_mut().zip(0..).for_each(|(place, at)| *place = byte(round, number, at));
                     self.before(stream, number, Box::new(write));
@@ -226,7 +226,7 @@ impl Player {
         self.meet(turns);
     }
 
-    /// Waits for a step in one of several ways and checks its results.
+    /// Waits for the operation of a step, in one of several ways, and checks its results.
     fn check(&self, program: &Program, round: u64, number: usize, ended: &Posted, stream: StreamHandle, salt: usize) {
         let name = || format!("step {number} of round {round}, {:?}, {:?}", program.steps[number], program.fates[number]);
         let result = match salt % 3 {
@@ -258,7 +258,7 @@ impl Player {
         }
         let met = ended.operation.envelope().map(|met| (met.source, met.tag, met.bytes, met.metadata));
         assert!(met == send.map(|send| envelope(program, round, send)), "{}: it has met {met:?}", name());
-        // The memory of a cancelled operation may still be written by earlier work.
+        // Earlier work in the stream may still write the memory of a cancelled operation.
         self.context.synchronize_stream(self.streams[number % 3]).expect("it ends");
         let here = bytes_at(ended.address, capacity + 1);
         let length = send.filter(|_| arrived).map_or(0, |send| envelope(program, round, send).2);
@@ -267,7 +267,7 @@ impl Player {
         assert!(wrong.is_none(), "{}: byte {wrong:?} of {length} is wrong", name());
     }
 
-    /// Frees everything.
+    /// Frees all memory and streams of the rank.
     pub fn end(self) {
         self.messenger.destroy().expect("nothing is left");
         self.streams.iter().for_each(|stream| self.context.destroy_stream(*stream).expect("it exists"));
@@ -276,7 +276,7 @@ impl Player {
     }
 }
 
-/// Returns source, tag, bytes and metadata of a send.
+/// Returns the source, tag, size and metadata of the message of a send.
 fn envelope(program: &Program, round: u64, send: usize) -> (u32, u64, u64, Vec<u8>) {
     match program.steps[send].action {
         Action::Send { tag, bytes, metadata: length, .. } => (program.steps[send].rank, tag, bytes, metadata(round, send, length)),

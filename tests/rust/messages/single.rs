@@ -1,4 +1,4 @@
-//! Tests single calls through the C ABI and the Rust interface.
+//! Tests single message calls through the C ABI and the Rust interface.
 
 use super::{TOPOLOGY, options};
 use crate::node::*;
@@ -16,7 +16,7 @@ use std::sync::{Arc, Barrier};
 
 pub(super) const DEFAULT: StreamHandle = StreamHandle(0);
 
-/// Rank with a messenger.
+/// Rank of a node, with a context and a messenger.
 pub(super) struct Rank {
     pub rank: u32,
     pub context: Arc<Context>,
@@ -95,7 +95,7 @@ fn a_rank_with_too_many_operations_is_refused_and_goes_on() {
         );
         assert!(waiting[3].cancel().expect("it lives"));
         assert!(matches!(waiting[3].wait(), Err(BackendError::Cancelled(_))));
-        // Its slot is free once its stream has reached it.
+        // The slot of a receive is free once its stream has reached the receive.
         rank.context.synchronize_stream(DEFAULT).expect("nothing waits");
         rank.send(address + 40, 8, 0, 2).expect("a slot is free").wait().expect("received");
         waiting[2].wait().expect("received");
@@ -121,7 +121,7 @@ fn a_free_piece_of_library_memory_of_up_to_twice_the_size_is_used_again() {
             assert!(memory(from, bytes) == memory(to, bytes), "{bytes} bytes");
             let grown = held() - before;
             drop(sent);
-            // Free slots release their resources when the next slots are taken.
+            // Resources of a slot are released when the slot is reused.
             for _ in 0..4 {
                 rank.send(to, 0, 0, 1).expect("sent");
                 rank.receive(to, 0, 0, 1).wait().expect("it was sent");
@@ -150,7 +150,7 @@ fn messages_of_ordinary_memory_are_bounded_in_bytes_and_their_memory_goes_back()
         };
         assert!(matches!(&refused, Error::QueueFull(text) if text.contains("use memory shared between processes")), "{refused}");
         assert_eq!((sent.len(), held() - before), (128, 512 << 20));
-        // Receives have separate memory.
+        // Each receive has separate memory.
         let mut ordinary = vec![0_u8; BYTES as usize];
         rank.receive(ordinary.as_mut_ptr().expose_provenance() as u64, BYTES, 0, 0).wait().expect("it was sent");
         assert!(ordinary.iter().all(|byte| *byte == 7));
@@ -179,7 +179,7 @@ fn a_described_buffer_is_fetched_once_and_whenever_the_receiver_likes() {
         const BYTES: u64 = 300_001;
         if rank.rank == 0 {
             let address = rank.memory(BYTES, 1);
-            // Earlier work in the stream determines its bytes.
+            // Earlier work in the stream writes the data of the message.
             let write = move || memory(address, BYTES).fill(42);
             rank.context.launch_host(DEFAULT, Box::new(write)).expect("enqueued");
             let (descriptor, released) = rank.messenger.describe(address, BYTES, DEFAULT).expect("described");
@@ -222,7 +222,7 @@ fn a_stream_may_wait_for_a_message_before_anybody_has_sent_it() {
             got.order_stream(stream).expect("enqueued");
             let take = move || memory(copy, BYTES).copy_from_slice(memory(address, BYTES));
             rank.context.launch_host(stream, Box::new(take)).expect("enqueued");
-            // The request has been dropped.
+            // The request has been dropped by now.
             drop(got);
             barrier.wait();
             rank.context.synchronize_stream(stream).expect("it ends");
@@ -248,10 +248,10 @@ fn memory_is_freed_while_a_receive_into_ordinary_memory_waits_and_it_gets_its_by
         let at = ordinary.as_mut_ptr().expose_provenance() as u64;
         let stream = rank.context.create_stream(DeviceId::gpu(0)).expect("a stream");
         let waiting = rank.receive(at, 9000, 0, 1);
-        // Freeing waits for all streams, so none may wait for the message.
+        // A free waits for all streams, so no stream may wait for the message at this time.
         rank.context.free(rank.memory(64, 0)).expect("it exists");
         rank.send(rank.memory(8000, 6), 8000, 0, 1).expect("sent");
-        // In stream order, without waiting on a CPU.
+        // The message is waited for in stream order, without a wait on a CPU.
         waiting.order_stream(stream).expect("enqueued");
         rank.context.synchronize_stream(stream).expect("it ends");
         let got = memory(at, 9000);
@@ -268,7 +268,7 @@ fn a_messenger_that_is_destroyed_ends_what_concerns_it_and_keeps_what_was_sent()
         match rank.rank {
             0 => {
                 let waiting = rank.receive(address, 4096, 1, 1);
-                // Its bytes are buffered until rank 1 has received them.
+                // The data of the message is buffered until rank 1 has received it.
                 rank.send(at, 3000, 1, 2).expect("sent").wait().expect("kept");
                 barrier.wait();
                 rank.messenger.destroy().expect("rank 1 receives");
@@ -300,7 +300,7 @@ fn a_messenger_that_is_destroyed_ends_what_concerns_it_and_keeps_what_was_sent()
     });
 }
 
-/// Messenger of the C ABI for one rank that sends to itself.
+/// Messenger of the C ABI in a node of one rank, which sends messages to itself.
 struct Own {
     node: Node,
     ranks: mp_node_t,
@@ -336,7 +336,7 @@ impl Own {
     }
 }
 
-/// Returns the argument for a call of `note`.
+/// Returns the `user` argument for a callback `note`, which sends its result to this channel.
 fn box_of(sender: &Sender<(i32, String)>) -> *mut c_void {
     Box::into_raw(Box::new(sender.clone())).cast()
 }
@@ -396,7 +396,7 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
         ok(unsafe { mp_wait(&mut request, null_mut()) });
     }
 
-    // Executions support the same calls.
+    // Requests of executions support the same calls.
     let plan = own.node.plan(&[transfer(to, 1, from, 0, 5000)]);
     let (stream, mut request) = (own.node.stream(1), null_mut());
     // SAFETY: as above.
@@ -420,7 +420,7 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     refused(send(5000, 0, 257), MP_ERROR_INVALID_ARGUMENT);
     assert_eq!(last_argument().as_deref(), Some("metadata_bytes"));
 
-    // A descriptor.
+    // The following tests use a descriptor.
     let mut descriptor = mp_message_descriptor_t { bytes: [0; 64] };
     let mut released = null_mut();
     // SAFETY: as above.
@@ -432,7 +432,7 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     // SAFETY: as above.
     ok(unsafe { mp_wait(&mut released, null_mut()) });
 
-    // Unreceived messages end with the messenger.
+    // A receive that has no message is cancelled when the messenger is destroyed.
     let mut left = own.receive(to, 8, 1);
     ok(mp_messenger_destroy(own.messenger));
     // SAFETY: as above.
@@ -457,7 +457,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     let same = |a: &mp_message_info_t, b: &mp_message_info_t| {
         (a.tag, a.bytes, a.rank, a.metadata_bytes) == (b.tag, b.bytes, b.rank, b.metadata_bytes)
     };
-    // An unfinished request is not changed, and neither is the output for the message.
+    // If a request is not finished, neither the request nor the output for the message changes.
     let mut got = own.receive(to, 5000, 3);
     assert_eq!(ask(&mut got, &mut told), (MP_SUCCESS, 0, [0; 4]));
     assert!(!got.is_null() && same(&told, &nothing));
@@ -480,7 +480,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     assert_eq!(until_it_ends(&mut sent, &mut told).0, MP_SUCCESS);
     assert_eq!((told.tag, told.bytes, told.metadata_bytes), (3, 5000, 6), "of a send too");
 
-    // Too long: the message is reported and stays.
+    // The message is too long for the receive. The error is returned, and the request is done.
     let mut sent = own.send(from, 5000, 4, b"");
     let mut short = own.receive(to, 4999, 4);
     assert_eq!(until_it_ends(&mut short, &mut told).0, MP_ERROR_MESSAGE_TRUNCATED);
@@ -497,7 +497,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     }
     assert_eq!((done, sent), (1, null_mut()));
 
-    // Cancelled: there is no message.
+    // After a cancellation there is no message.
     let (mut never, mut cancelled) = (own.receive(to, 5000, 9), 0);
     // SAFETY: as above.
     ok(unsafe { mp_request_cancel(never, &mut cancelled) });
@@ -541,7 +541,7 @@ fn a_context_that_is_destroyed_ends_its_messengers_first() {
     refused(mp_messenger_destroy(own.messenger), MP_ERROR_INVALID_HANDLE);
 }
 
-/// Runs a call, and fails if it does not return within a minute.
+/// Makes a call in a thread, and fails if it does not return within a minute.
 fn ends<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = channel();
     std::thread::spawn(move || sender.send(call()));
@@ -573,7 +573,7 @@ fn a_stream_that_waits_for_a_message_which_comes_after_it_goes_on_when_the_messe
     let [from, to] = [0, 1].map(|gpu| own.node.alloc(gpu, 5000));
     let mut received = own.receive(to, 5000, 1);
     ok(mp_stream_wait_request(null_mut(), received));
-    // The default stream waits for a message whose bytes it must send itself.
+    // The default stream waits for a message that the same stream must send.
     let mut sent = own.send(from, 5000, 1, b"");
     let messenger = own.messenger.addr();
     ok(ends(move || mp_messenger_destroy(std::ptr::without_provenance_mut(messenger))));
@@ -610,7 +610,7 @@ fn a_messenger_does_not_wait_for_ever_for_a_stream_that_is_held_up() {
 fn a_messenger_ends_while_other_streams_of_its_context_wait() {
     ranks(2, options(), |rank, barrier| {
         let address = rank.memory(4096, 1);
-        // Memory of the other rank is mapped.
+        // Memory of the other rank is mapped already.
         if rank.rank == 0 {
             rank.send(address, 4096, 1, 0).expect("posted").wait().expect("received");
         } else {

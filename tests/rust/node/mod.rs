@@ -1,6 +1,6 @@
-//! Provides a context created through the C functions, with memory of its devices, for the tests of the C ABI.
+//! Provides a context, memory of its devices and other objects for the tests of the C ABI, all of which are created by the C functions.
 //!
-//! Each test program uses part of it.
+//! Each test program uses only a part of this module.
 #![allow(dead_code)]
 
 use mpgpu::abi::*;
@@ -15,7 +15,7 @@ pub fn last_error() -> String {
     unsafe { CStr::from_ptr(mp_last_error()) }.to_str().expect("messages are UTF-8").to_owned()
 }
 
-/// Returns the name of the parameter that the last error refers to.
+/// Returns the name of the parameter to which the last error refers, or `None`.
 pub fn last_argument() -> Option<String> {
     let mut info = error_info();
     // SAFETY: a whole struct of the right size.
@@ -38,7 +38,7 @@ pub fn refused(status: mp_status_t, expected: mp_status_t) -> String {
     message
 }
 
-/// Returns options for the host backend, which is also used on machines with GPUs, because these tests access device memory.
+/// Returns options for the host backend. It is used even on machines with GPUs, because these tests access device memory directly.
 pub fn context_options() -> mp_context_options_t {
     mp_context_options_t {
         size: size_of::<mp_context_options_t>(),
@@ -68,17 +68,17 @@ pub fn plan_options() -> mp_plan_options_t {
     }
 }
 
-/// Returns options with partitions chosen by the model and this agent.
+/// Returns options for partitions whose number the model chooses, and which this agent moves.
 pub fn partition_options(agent: i32) -> mp_partition_options_t {
     mp_partition_options_t { size: size_of::<mp_partition_options_t>(), count: 0, agent, arrivals: 0, stores: 0 }
 }
 
-/// Returns tuning options with these agents.
+/// Returns tuning options that try these agents, which are given as a bit mask.
 pub fn partition_tuning(agents: u32) -> mp_partition_tuning_t {
     mp_partition_tuning_t { size: size_of::<mp_partition_tuning_t>(), agents, rounds: 1, arrivals: 0, blocks: 0, file: std::ptr::null() }
 }
 
-/// Returns an empty message report.
+/// Returns an empty output for information about a message.
 pub fn message_info() -> mp_message_info_t {
     mp_message_info_t {
         size: size_of::<mp_message_info_t>(),
@@ -91,7 +91,7 @@ pub fn message_info() -> mp_message_info_t {
     }
 }
 
-/// Returns an empty trigger.
+/// Returns an empty output for a trigger.
 pub fn trigger() -> mp_trigger_t {
     mp_trigger_t {
         size: size_of::<mp_trigger_t>(),
@@ -149,7 +149,7 @@ pub fn error_info() -> mp_error_info_t {
     mp_error_info_t { size: size_of::<mp_error_info_t>(), status: MP_SUCCESS, driver_code: 0, argument: null(), message: null() }
 }
 
-/// Context on the host backend.
+/// Context on the host backend, which is destroyed when the value is dropped.
 pub struct Node {
     pub context: mp_context_t,
 }
@@ -206,7 +206,7 @@ impl Node {
         plan
     }
 
-    /// Returns the status of planning, and the value of the output, which was initially `before`.
+    /// Calls `mp_plan` with an output whose initial value is `before`. Returns the status and the value of the output afterwards.
     pub fn try_plan(&self, transfers: &[mp_transfer_t], before: mp_plan_t) -> (mp_status_t, mp_plan_t) {
         let mut plan = before;
         // SAFETY: all pointers are valid for the call.
@@ -230,7 +230,7 @@ impl Node {
         result
     }
 
-    /// Copies between two GPUs, and checks every byte of the destination and around it.
+    /// Checks that the context still works: copies between two GPUs, and compares every byte of the destination and around it.
     pub fn still_works(&self) {
         const BYTES: usize = 100_003;
         const AROUND: usize = 64;
@@ -251,7 +251,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Fails if the test has already destroyed the context.
+        // This fails if the test has already destroyed the context.
         let _ = mp_context_destroy(self.context);
     }
 }
@@ -260,12 +260,12 @@ pub fn transfer(dst: *mut u8, dst_device: i32, src: *const u8, src_device: i32, 
     mp_transfer_t { dst: dst.cast(), dst_device, src: src.cast(), src_device, bytes: bytes as u64 }
 }
 
-/// Returns a handle that no call has returned.
+/// Returns a pointer that no call has returned, as initial value of outputs.
 pub fn poison<T>() -> *mut T {
     std::ptr::without_provenance_mut(0xDEAD_BEE8)
 }
 
-/// Returns the text of a description, which takes two calls.
+/// Returns the text of a description. `call` is called twice: to get the length, and to get the text.
 pub fn describe(call: impl Fn(*mut c_char, usize, *mut usize) -> mp_status_t) -> String {
     let mut length = 0;
     ok(call(null_mut(), 0, &mut length));
@@ -275,5 +275,5 @@ pub fn describe(call: impl Fn(*mut c_char, usize, *mut usize) -> mp_status_t) ->
     CStr::from_bytes_with_nul(&text).expect("one NUL, at the end").to_str().expect("descriptions are UTF-8").to_owned()
 }
 
-/// Callback that must not be called.
+/// Callback that no test may reach.
 pub unsafe extern "C" fn nothing(_: *mut c_void) {}
