@@ -563,7 +563,7 @@ def ranks_that_plan_together_receive_every_byte_of_every_step() -> None:
 
 
 def rank_with_channels(rank: int, ranks: int, socket: str, answers: Any, gpus: int) -> None:
-    """Exchanges tensors of many sizes and in every kind of memory with the other rank, after earlier work and before later work of torch."""
+    """Exchanges tensors of many sizes and in every kind of memory with the other rank, after and before work of torch."""
     try:
         # Each process sees only its own GPU, as if a job scheduler had set the variable.
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[rank % gpus]

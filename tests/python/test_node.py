@@ -214,7 +214,7 @@ def one_is_refused(rank, ranks, pipes, _):
 
 
 def host_memory_is_not_shared(rank, ranks, pipes, _):
-    """Tests that host memory for other ranks must be allocated by an explicit call, whatever its size, and that the error names this call."""
+    """Tests that host memory for other ranks must be allocated by an explicit call, of any size, and that the error names this call."""
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     for size in (10, 5 << 20):
         window = mpgpu.empty(size, shared=rank == 0)

@@ -40,7 +40,7 @@ impl Pool {
 pub(super) struct Exec {
     pub endpoints: Arc<[Endpoints]>,
     pub rings: Arc<[u64]>,
-    /// Identifiers of the allocations that contain the plan's destinations and sources, as in [`PlanState::memory`].
+    /// Identifiers of the allocations that contain the plan's destinations and sources, as in `PlanState::memory`.
     pub memory: Arc<[u64]>,
     /// Handle of the executable graph (`CUgraphExec`), or 0 before the graph is instantiated.
     pub exec: usize,

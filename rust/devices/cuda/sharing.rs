@@ -139,7 +139,7 @@ impl Sharing {
         Ok(Some((base, self.insert(allocation, Source::OwnOnGpu(chunk)))))
     }
 
-    /// Releases memory that [`Sharing::allocate`], [`Sharing::allocate_on`] or [`Core::map`] has returned. Returns false for any other
+    /// Releases memory that [`Sharing::allocate`], [`Sharing::allocate_on`] or `Core::map` has returned. Returns false for any other
     /// address.
     pub fn release(&self, gpus: &Gpus, base: u64) -> Result<bool, BackendError> {
         let Some(held) = self.held_mut().remove(&base) else { return Ok(false) };
