@@ -26,8 +26,9 @@ const ALIGNMENT: u64 = 256;
 struct Block {
     driver: &'static Driver,
     device: DeviceId,
-    /// GPU in whose context the block was allocated. The next field is the driver's number of that context.
+    /// GPU in whose context the block was allocated.
     gpu: usize,
+    /// Driver's unique number of the context in which the block was allocated.
     context: u64,
     address: u64,
     bytes: u64,

@@ -219,9 +219,9 @@ driver_functions! {
         // Functions since CUDA 12.0.
         cuCtxGetId = "cuCtxGetId" (CUcontext, *mut c_ulonglong);
         cuStreamGetId = "cuStreamGetId" (CUstream, *mut c_ulonglong);
-        // Every driver has this function. Only messages use it.
+        // All supported drivers have this function. It is optional here, because only messages use it.
         cuStreamGetFlags = "cuStreamGetFlags" (CUstream, *mut c_uint);
-        // Every driver has this function. Only timed executions use it.
+        // All supported drivers have this function. It is optional here, because only timed executions use it.
         cuEventElapsedTime = "cuEventElapsedTime" (*mut f32, CUevent, CUevent);
         // Functions since CUDA 11.2.
         cuMemPoolGetAccess = "cuMemPoolGetAccess" (*mut c_uint, *mut c_void, *mut sys::CUmemLocation);
@@ -233,7 +233,7 @@ driver_functions! {
         );
         cuMemPoolExportPointer = "cuMemPoolExportPointer" (*mut sys::CUmemPoolPtrExportData, CUdeviceptr);
         cuMemPoolImportPointer = "cuMemPoolImportPointer" (*mut CUdeviceptr, sys::CUmemoryPool, *mut sys::CUmemPoolPtrExportData);
-        // CUDA 11.3. Superseded in CUDA 12.3 by a version that also returns edges.
+        // Functions since CUDA 11.3. Since CUDA 12.3, the second version replaces the first and also returns edges.
         cuStreamGetCaptureInfo_v2 = "cuStreamGetCaptureInfo_v2" (
             CUstream, *mut c_uint, *mut c_ulonglong, *mut CUgraph, *mut *const CUgraphNode, *mut usize
         );
@@ -243,18 +243,18 @@ driver_functions! {
         cuUserObjectCreate = "cuUserObjectCreate" (*mut sys::CUuserObject, *mut c_void, unsafe extern "C" fn(*mut c_void), c_uint, c_uint);
         cuUserObjectRelease = "cuUserObjectRelease" (sys::CUuserObject, c_uint);
         cuGraphRetainUserObject = "cuGraphRetainUserObject" (CUgraph, sys::CUuserObject, c_uint, c_uint);
-        // Functions since CUDA 11.4.
+        // Function since CUDA 11.4.
         cuGraphInstantiateWithFlags = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, c_ulonglong);
-        // CUDA 10. Superseded in CUDA 12 by versions that older drivers lack.
+        // Functions since CUDA 10. CUDA 12 has newer versions, which are not used because older drivers lack them.
         cuGraphAddKernelNode = "cuGraphAddKernelNode" (
             *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
         );
         cuGraphExecKernelNodeSetParams = "cuGraphExecKernelNodeSetParams" (
             CUgraphExec, CUgraphNode, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
         );
-        // Functions since CUDA 11.8.
+        // Function since CUDA 11.8.
         cuLaunchKernelEx = "cuLaunchKernelEx" (*const sys::CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
-        // Functions since CUDA 11.7.
+        // Function since CUDA 11.7.
         cuStreamBatchMemOp = "cuStreamBatchMemOp_v2" (CUstream, c_uint, *mut sys::CUstreamBatchMemOpParams, c_uint);
         // Some platforms lack these functions, for example those without their own file system.
         cuIpcGetMemHandle = "cuIpcGetMemHandle" (*mut sys::CUipcMemHandle, CUdeviceptr);
@@ -273,7 +273,7 @@ driver_functions! {
         cuMemUnmap = "cuMemUnmap" (CUdeviceptr, usize);
         cuMemSetAccess = "cuMemSetAccess" (CUdeviceptr, usize, *const sys::CUmemAccessDesc, usize);
         cuMemRelease = "cuMemRelease" (sys::CUmemGenericAllocationHandle);
-        // CUDA 13.0. The version of CUDA 12.8 has one more argument and is not used.
+        // Function since CUDA 13.0. The version of CUDA 12.8 has one more argument and is not used.
         cuMemcpyBatchAsync = "cuMemcpyBatchAsync_v2" (
             *mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, CUstream
         );

@@ -68,7 +68,7 @@ impl Core {
         self.with_stream(stream, |_, raw| Ok(self.gpus.driver.number_of(raw))).unwrap_or(stream.0 as u64)
     }
 
-    /// Returns the waits for signals that precede all future work of a stream and may have failed.
+    /// Returns the earlier waits for signals in a stream. Later work of the stream follows these waits, which may have failed.
     pub fn behind(&self, stream: StreamHandle, found: &Found) -> Behind {
         self.sharing.failed_waits.behind(|| found.number.unwrap_or_else(|| self.number_of(stream)))
     }

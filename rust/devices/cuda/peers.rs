@@ -90,7 +90,7 @@ pub enum Tried {
     Lost(Loss),
 }
 
-/// Results of the test copies between pairs of GPUs, as far as a backend has made any.
+/// Results of the test copies that a backend has made between pairs of GPUs.
 #[derive(Debug, Default)]
 pub(super) struct Checks(Mutex<CheckState>);
 

@@ -30,7 +30,7 @@ struct Exported {
     number: u64,
     /// First address of each shared allocation of the pool, by allocation identifier.
     shared: BTreeMap<u64, u64>,
-    /// Number of shared allocations from which on entries of freed allocations are removed from the table.
+    /// Number of shared allocations at which entries of freed allocations are next removed from the table.
     sweep_at: usize,
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 pub(super) struct Reached {
     /// Results for each plan, by the address of the plan's list of sources and destinations.
     plans: HashMap<usize, Reach, ahash::RandomState>,
-    /// Number of cached results from which on the results of dropped plans are removed.
+    /// Number of cached results at which the results of dropped plans are next removed.
     sweep_at: usize,
 }
 

@@ -45,8 +45,9 @@ pub(super) struct Divided {
     /// True if the caller's stream must wait for the last copy of the threads. False if operations in streams already wait for the last
     /// copies of all lists.
     pub has_end: bool,
-    /// Staging rings through which threads and streams pass data. If a stream writes to one of these rings, the next field is true.
+    /// Staging rings through which threads and streams pass data.
     rings: Vec<RingId>,
+    /// True if a stream writes to one of the staging rings through which threads and streams pass data.
     pub writes_rings: bool,
 }
 
@@ -119,8 +120,8 @@ impl Divided {
     }
 }
 
-/// True if threads make some copies of the program. These copies are in the last lanes (sequences of operations) of the program, whose
-/// device is the host.
+/// True if threads make some copies of the program. These copies are in the last lanes (sequences of operations) of the program. The device
+/// of these lanes is the host.
 pub(super) fn by_threads(program: &Program) -> bool {
     program.lanes.last().is_some_and(|lane| lane.device.is_host()) && program.ops.iter().any(|op| op.mechanism == Mechanism::Thread)
 }
@@ -173,27 +174,27 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Returns the address of the word that the stream sets when it reaches the execution.
+    /// Returns the address of the synchronisation word that the stream sets when it reaches the execution.
     pub fn begin(&self) -> u64 {
         self.words.base
     }
 
-    /// Returns the address of the word that is set while the execution has exclusive use of its staging rings.
+    /// Returns the address of the synchronisation word that is set while the execution has exclusive use of its staging rings.
     pub fn granted(&self) -> u64 {
         self.words.base + 8
     }
 
-    /// Returns the address of the word that a thread sets after the job's last copy.
+    /// Returns the address of the synchronisation word that a thread sets after the job's last copy.
     pub fn end(&self) -> u64 {
         self.words.base + 16
     }
 
-    /// Returns the address of the word that the stream sets when it has passed the execution.
+    /// Returns the address of the synchronisation word that the stream sets when it has passed the execution.
     pub fn over(&self) -> u64 {
         self.words.base + 24
     }
 
-    /// Returns the address of the word that is set after operation number `op` of the undivided program.
+    /// Returns the address of the synchronisation word that is set after operation number `op` of the undivided program.
     pub fn word(&self, op: u32) -> u64 {
         self.words.base + 8 * (OWN_WORDS as u64 + u64::from(op))
     }
@@ -204,7 +205,7 @@ impl Job {
         unsafe { &*with_exposed_provenance::<AtomicU64>(word as usize) }
     }
 
-    /// True if the word at the address `word` contains this job's value or a larger one.
+    /// True if the synchronisation word at the address `word` contains this job's value or a larger one.
     fn is_set(&self, word: u64) -> bool {
         self.at(word).load(Ordering::Acquire) >= self.value
     }

@@ -122,7 +122,7 @@ impl HostBackend {
         Ok(work(&mut lock(event)))
     }
 
-    /// Returns the waits for signals that precede all future work of a stream and may have failed.
+    /// Returns the earlier waits for signals in a stream. Later work of the stream follows these waits, which may have failed.
     fn behind(&self, stream: StreamHandle) -> Behind {
         self.failed_waits.behind(|| stream.0 as u64)
     }
