@@ -1,6 +1,6 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! Errors, and conversion of text between C and Fortran. Part of module mpgpu; use that module.
+! Error reporting, and conversion of text between C and Fortran. Part of module mpgpu; use that module.
 module mpgpu_errors
     use mpgpu_c
     implicit none
@@ -19,7 +19,7 @@ module mpgpu_errors
 
 contains
 
-    ! Returns the full error text of the last call that failed on this thread. Empty if no call has failed.
+    ! Returns the full error text of the last call that failed on this thread. The text is empty if no call has failed.
     function mpgpu_last_error() result(text)
         character(:), allocatable :: text
         text = mpgpu_text_of(mp_last_error())
@@ -32,8 +32,8 @@ contains
         name = mpgpu_text_of(mp_status_string(int(status, c_int)))
     end function mpgpu_status_name
 
-    ! Reports the outcome of a call as `allocate` does. `stat` receives the status, 0 for success. On failure `errmsg` receives the
-    ! text. If the caller has passed no `stat`, an error ends the program with its text.
+    ! Reports the status of a call in the way of the statement `allocate`. `stat` receives the status, which is 0 on success. On
+    ! failure `errmsg` receives the error text. If the caller has not passed `stat`, an error stops the program with its text.
     subroutine mpgpu_report(outcome, stat, errmsg)
         integer(c_int), intent(in) :: outcome
         integer, intent(out), optional :: stat
@@ -76,7 +76,7 @@ contains
         end if
     end subroutine end_with
 
-    ! Converts a C text to a Fortran one.
+    ! Converts a C string to a Fortran character value.
     function mpgpu_text_of(address) result(text)
         type(c_ptr), intent(in) :: address
         character(:), allocatable :: text
@@ -93,7 +93,7 @@ contains
         end do
     end function mpgpu_text_of
 
-    ! Converts a Fortran text to a C one, without trailing blanks.
+    ! Converts a Fortran character value to a C string. Trailing blanks are removed.
     pure function mpgpu_c_text(text) result(letters)
         character(*), intent(in) :: text
         character(kind=c_char) :: letters(len_trim(text) + 1)

@@ -1,9 +1,11 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! A structured mesh, its division among ranks, and the bytes that a halo exchange moves. Part of module mpgpu; use that module.
+! Structured mesh, its division among ranks, and the memory ranges that a halo exchange copies. Part of module mpgpu; use that
+! module.
 !
-! The division is that of mpgpu/halo.hpp, so that a Fortran and a C++ program agree. Dimensions are x, y, z; x is the first index of
-! an array and contiguous. Rank (x, y, z) has the number x + ranks(1) * (y + ranks(2) * z), from 0.
+! The mesh is divided as by mpgpu/halo.hpp, so Fortran and C++ programs get equal parts. The dimensions are x, y and z. x is the
+! first index of an array, and elements that are adjacent in x are adjacent in memory. Rank (x, y, z) has the number x + ranks(1) *
+! (y + ranks(2) * z), from 0.
 module mpgpu_mesh
     use mpgpu_c
     implicit none
@@ -13,50 +15,54 @@ module mpgpu_mesh
     public :: mpgpu_rank_count, mpgpu_box_of, mpgpu_array_extents, mpgpu_pieces_of, mpgpu_wrong_grid, mpgpu_wrong_array
     public :: mpgpu_neighbour
 
-    ! Neighbours that exchange cells: those that differ in at most one, two or three dimensions.
+    ! Neighbours with which a rank exchanges cells: across faces, also across edges, also across corners.
     integer, parameter, public :: mpgpu_faces = 1, mpgpu_edges = 2, mpgpu_corners = 3
-    ! Number of directions to neighbours: 3 in each dimension. The middle direction is the rank itself.
+    ! Number of directions to neighbours: 3 x 3 x 3. The middle direction is the rank itself.
     integer, parameter, public :: mpgpu_directions = 27
 
-    ! Mesh, with the division among ranks. Leave dimensions that a problem does not have at their defaults.
+    ! Mesh, and its division among ranks. Keep the defaults in dimensions that a problem does not have.
     type :: mpgpu_grid
-        ! Cells of the whole mesh, without ghost cells.
+        ! Number of cells of the whole mesh in each dimension, without ghost cells.
         integer(c_int64_t) :: cells(3) = 1
         ! Number of ranks in each dimension.
         integer :: ranks(3) = 1
-        ! True if the first cell of a dimension follows the last.
+        ! True for each dimension that is periodic: its first cell is the neighbour of its last cell.
         logical :: periodic(3) = .false.
-        ! Number of ghost cells at each end of each dimension, at most the number of cells that any rank has in that dimension.
+        ! Number of ghost cells on each of the two sides in each dimension. It must not exceed the number of cells that any rank has
+        ! in that dimension.
         integer(c_int64_t) :: ghost(3) = 0
-        ! Neighbours whose cells are received. Other ghost cells, and those outside a mesh that is not periodic, are not changed.
+        ! Neighbours with which a rank exchanges cells. Other ghost cells are not changed: those that belong to other neighbours,
+        ! and those outside a mesh that is not periodic.
         integer :: reach = mpgpu_corners
     end type mpgpu_grid
 
-    ! Range of cells of the whole mesh.
+    ! Box of cells of the whole mesh.
     type :: mpgpu_box
-        integer(c_int64_t) :: first(3) = 1 ! first cell in each dimension, from 1
-        integer(c_int64_t) :: cells(3) = 0 ! in each dimension
+        integer(c_int64_t) :: first(3) = 1 ! index of the first cell in each dimension, from 1
+        integer(c_int64_t) :: cells(3) = 0 ! number of cells in each dimension
     end type mpgpu_box
 
-    ! One variable of one rank: `mpgpu_array_extents` elements including ghost cells, without padding. Owns nothing.
+    ! Array of one variable on one rank: `mpgpu_array_extents` elements including ghost cells, without padding. Does not own the
+    ! memory.
     type :: mpgpu_array
-        ! First element: c_loc of a host array; for device memory the address from host_data use_device, use_device_addr or
-        ! c_devloc.
+        ! Address of the first element: c_loc of a host array; for device memory the address from host_data use_device,
+        ! use_device_addr or c_devloc.
         type(c_ptr) :: data = c_null_ptr
-        ! Device of the memory, or MP_DEVICE_AUTO.
+        ! Device that owns the memory, or MP_DEVICE_AUTO.
         integer(c_int32_t) :: device = MP_DEVICE_AUTO
-        ! Size of one element, bytes.
+        ! Size of one element in bytes.
         integer(c_size_t) :: element_bytes = 8
     end type mpgpu_array
 
-    ! Cells that are contiguous at both ends, in elements from the start of the array.
+    ! Piece: cells that are contiguous in the arrays of the sender and of the receiver. Offsets are in elements from the start of
+    ! the array.
     type :: mpgpu_piece
         integer(c_int64_t) :: from = 0, to = 0, elements = 0
     end type mpgpu_piece
 
 contains
 
-    ! Returns the number of ranks of a grid, or the largest integer if there are more.
+    ! Returns the number of ranks of a grid. If it exceeds the range of an integer, returns the largest integer.
     pure integer function mpgpu_rank_count(grid) result(ranks)
         type(mpgpu_grid), intent(in) :: grid
         integer(c_int64_t) :: count
@@ -75,7 +81,8 @@ contains
         place = [mod(rank, grid%ranks(1)), mod(rank / grid%ranks(1), grid%ranks(2)), rank / grid%ranks(1) / grid%ranks(2)]
     end function place_of
 
-    ! Returns the cells of the mesh that a rank computes. The parts are as equal as possible; the first ones have the extra cells.
+    ! Returns the box of cells of the mesh that a rank computes. Cells are divided as evenly as possible. If the number of cells is
+    ! not a multiple of the number of ranks in a dimension, the first ranks have one cell more.
     pure function mpgpu_box_of(grid, rank) result(box)
         type(mpgpu_grid), intent(in) :: grid
         integer, intent(in) :: rank
@@ -98,14 +105,15 @@ contains
         extents = box%cells + 2 * grid%ghost
     end function mpgpu_array_extents
 
-    ! Returns the steps to a neighbour in each dimension.
+    ! Returns the offset (-1, 0 or 1) to a neighbour in each dimension, for one of the `mpgpu_directions`.
     pure function steps_of(direction) result(steps)
         integer, intent(in) :: direction
         integer :: steps(3)
         steps = [mod(direction - 1, 3), mod((direction - 1) / 3, 3), (direction - 1) / 9] - 1
     end function steps_of
 
-    ! Returns the rank in one of the `mpgpu_directions`, from 1. Returns -1 if there is none or its cells are not exchanged.
+    ! Returns the neighbour of a rank in a direction, which is a number from 1 to `mpgpu_directions`. Returns -1 if there is no
+    ! neighbour or no cells are exchanged with it.
     pure integer function mpgpu_neighbour(grid, rank, direction) result(neighbour)
         type(mpgpu_grid), intent(in) :: grid
         integer, intent(in) :: rank, direction
@@ -119,8 +127,8 @@ contains
         neighbour = place(1) + grid%ranks(1) * (place(2) + grid%ranks(2) * place(3))
     end function mpgpu_neighbour
 
-    ! Returns the pieces that a rank sends to its neighbour in a direction: its outermost computed cells there, in memory order. In
-    ! the dimensions without a step both ranks have the same extents, so they compute the same number of pieces.
+    ! Returns the pieces that a rank sends to its neighbour in a direction: its outermost computed cells on that side, in memory
+    ! order. Both ranks have the same extents in all other dimensions, so they compute the same number of pieces.
     pure function mpgpu_pieces_of(grid, rank, direction) result(pieces)
         type(mpgpu_grid), intent(in) :: grid
         integer, intent(in) :: rank, direction
@@ -162,16 +170,16 @@ contains
         end do
     end function mpgpu_pieces_of
 
-    ! Returns a number as text of any length.
+    ! Returns a number as text without blanks.
     pure function digits_of(number) result(text)
         integer(c_int64_t), intent(in) :: number
         character(:), allocatable :: text
-        character(20) :: room ! enough for every 64-bit number and its sign
+        character(20) :: room ! long enough for every 64-bit number with its sign
         write (room, '(i0)') number
         text = trim(room)
     end function digits_of
 
-    ! Returns the error of a grid, or an empty text.
+    ! Returns an error text if a grid is invalid, otherwise an empty text.
     pure function mpgpu_wrong_grid(grid) result(text)
         type(mpgpu_grid), intent(in) :: grid
         character(:), allocatable :: text, there
@@ -207,7 +215,7 @@ contains
         end if
     end function mpgpu_wrong_grid
 
-    ! Returns the error of a variable of a rank of a valid grid, or an empty text.
+    ! Returns an error text if a variable of a rank does not match a valid grid, otherwise an empty text.
     pure function mpgpu_wrong_array(grid, array, variable, rank) result(text)
         type(mpgpu_grid), intent(in) :: grid
         type(mpgpu_array), intent(in) :: array

@@ -6,32 +6,37 @@
 !     type(mpgpu_context) :: ctx
 !     type(mpgpu_stream) :: stream
 !     type(mpgpu_plan) :: halo
-!     call ctx%create()                                    ! discovers the machine; reads the environment, here only
+!     call ctx%create()                                    ! reads the topology and the environment variables
 !     call stream%create(ctx, 0)                           ! or an existing one: call stream%borrow(ctx, cuda_stream)
-!     call halo%create(ctx, grid, arrays)                  ! or of transfers, or of all ranks of a node
+!     call halo%create(ctx, grid, arrays)                  ! or a plan of transfers, or of all ranks of a node
 !     do step = 1, steps
 !         call compute(stream)                             ! work in the same stream
-!         call halo%enqueue(stream)                        ! after it, before the next step; does not block
+!         call halo%enqueue(stream)                        ! in stream order; does not block
 !     end do
 !     call stream%synchronize()
 !
-! Units are bytes and seconds. Devices are numbers: GPUs from 0, host memory MP_DEVICE_HOST. Ranks count from 0, as in MPI.
+! Units are bytes and seconds. Devices are numbers: GPUs are 0, 1, 2 and so on, and host memory is MP_DEVICE_HOST. Ranks are
+! numbered from 0, as in MPI.
 !
-! Memory is a type(c_ptr), independent of its allocator: `alloc` of this module, c_loc of a host array with the target attribute,
-! c_devloc of CUDA Fortran, c_loc within `host_data use_device` of OpenACC or `target data use_device_addr` of OpenMP. Pass an array
-! that an asynchronous copy uses as a whole, not as a section that the compiler copies.
+! Memory is passed as a type(c_ptr). It may come from any of these sources:
+! - `alloc` of this module,
+! - c_loc of a host array with the target attribute,
+! - c_devloc of CUDA Fortran,
+! - c_loc within `host_data use_device` of OpenACC or `target data use_device_addr` of OpenMP.
+! Pass whole arrays to asynchronous copies. For an array section the compiler may create a temporary copy, which is freed too early.
 !
-! Ownership: `create` creates an object and `destroy` destroys it. There are no finalizers, so a copy of an object refers to the
-! same object. Destroying a context frees everything that belongs to it. Memory must stay allocated for as long as plans that use it
-! are executed.
+! Ownership: `create` creates an object and `destroy` destroys it. There are no finalizers, and a copy of an object refers to the
+! same object. Destroying a context frees everything that belongs to it. Memory must stay allocated as long as plans that use it are
+! executed.
 !
-! Errors: `stat` and `errmsg` as in `allocate`. `stat` receives 0 or one of MP_ERROR_*. On failure `errmsg` receives the problem and
-! the remedy; otherwise it is unchanged. Without `stat` an error ends the program. `mpgpu_last_error` returns the whole text.
+! Errors: `stat` and `errmsg` work as in the statement `allocate`. `stat` receives 0 on success, otherwise one of MP_ERROR_*. On
+! failure `errmsg` receives the error text with the remedy; otherwise it is unchanged. If `stat` is omitted, an error stops the
+! program. `mpgpu_last_error` returns the whole error text.
 !
-! Any thread may call any procedure, with objects that no other thread creates or destroys meanwhile.
+! Threads: any thread may call any procedure. An object must not be used while another thread creates or destroys it.
 !
-! Every function of mpgpu.h is also available under its own name (module mpgpu_c): signals, memory of other processes, messages,
-! partitions. Pass them the `handle` of an object.
+! Every function of mpgpu.h is also available under its own name (module mpgpu_c), for example for signals, memory of other
+! processes, messages and partitions. Pass the component `handle` of an object to these functions.
 module mpgpu
     use mpgpu_c
     use mpgpu_errors
@@ -45,7 +50,7 @@ module mpgpu
     private :: node_create, node_device, node_devices, node_fail, node_destroy
     private :: address_at, is_none, wrong_halo
 
-    ! Execution of a plan that can be waited for.
+    ! Request: an execution of a plan for whose completion the program can wait.
     type :: mpgpu_request
         type(c_ptr) :: handle = c_null_ptr
     contains
@@ -54,11 +59,12 @@ module mpgpu
         procedure :: destroy => request_destroy
     end type mpgpu_request
 
-    ! Node: ranks, each in its own process, that plan together. Module mpgpu_mpi creates one from a communicator.
+    ! Node: group of processes (ranks) on one machine that plan their transfers together. Module mpgpu_mpi creates a node from an
+    ! MPI communicator.
     type :: mpgpu_node
         type(c_ptr) :: handle = c_null_ptr
         integer :: rank = 0  ! rank of this process, from 0
-        integer :: ranks = 1 ! number of ranks
+        integer :: ranks = 1 ! number of ranks in the node
     contains
         procedure :: create => node_create
         procedure :: device => node_device
@@ -67,8 +73,8 @@ module mpgpu
         procedure :: destroy => node_destroy
     end type mpgpu_node
 
-    ! Send or receive descriptor: one rank's side of a transfer. It contains this rank's memory, the other rank and a tag, but no
-    ! address in the other rank's memory. `mpgpu_send_to` and `mpgpu_receive_from` create it.
+    ! Send or receive descriptor: one rank's side of a transfer. It contains this rank's memory, the other rank and a tag. It does
+    ! not contain the position in the other rank's memory. `mpgpu_send_to` and `mpgpu_receive_from` create it.
     type :: mpgpu_half
         type(c_ptr) :: memory = c_null_ptr
         integer(c_int64_t) :: bytes = 0
@@ -77,7 +83,7 @@ module mpgpu
         logical :: is_send = .false.
     end type mpgpu_half
 
-    ! Plan: copies that are planned together once and executed in every step.
+    ! Plan: a prepared batch of copies. It is created once and executed any number of times.
     type :: mpgpu_plan
         type(c_ptr) :: handle = c_null_ptr
     contains
@@ -97,7 +103,8 @@ module mpgpu
 
 contains
 
-    ! Returns a copy of `bytes` bytes from `src` to `dst`. A device that is omitted is found from the address (MP_DEVICE_AUTO).
+    ! Returns a transfer that copies `bytes` bytes from `src` to `dst`. If a device is omitted, the library determines it from the
+    ! address (MP_DEVICE_AUTO).
     pure function mpgpu_transfer(dst, src, bytes, dst_device, src_device) result(made)
         type(c_ptr), intent(in) :: dst, src
         integer(c_int64_t), intent(in) :: bytes
@@ -112,9 +119,11 @@ contains
         made%bytes = bytes
     end function mpgpu_transfer
 
-    ! Returns a descriptor that sends `bytes` bytes to a rank of the node. That rank passes `mpgpu_receive_from` with this rank, the
-    ! same tag and the same number of bytes. A rank below 0, such as MPI_PROC_NULL, moves nothing. MP_ANY_RANK, and
-    ! MP_FIRST_ELSEWHERE and numbers below it, are rejected.
+    ! Returns a descriptor that sends `bytes` bytes to a rank of the node. That rank passes a `mpgpu_receive_from` descriptor with
+    ! the calling rank, the same tag and the same number of bytes.
+    !
+    ! With a negative rank, such as MPI_PROC_NULL, nothing is copied. MP_ANY_RANK is rejected. So are MP_FIRST_ELSEWHERE and all
+    ! smaller numbers, which represent ranks on other nodes.
     pure function mpgpu_send_to(rank, tag, memory, bytes) result(half)
         integer, intent(in) :: rank
         integer(c_int64_t), intent(in) :: tag
@@ -124,7 +133,8 @@ contains
         half = mpgpu_half(memory, bytes, rank, tag, .true.)
     end function mpgpu_send_to
 
-    ! Returns a descriptor that receives `bytes` bytes from a rank of the node. That rank passes `mpgpu_send_to`.
+    ! Returns a descriptor that receives `bytes` bytes from a rank of the node. That rank passes a `mpgpu_send_to` descriptor with
+    ! the calling rank, the same tag and the same number of bytes.
     pure function mpgpu_receive_from(rank, tag, memory, bytes) result(half)
         integer, intent(in) :: rank
         integer(c_int64_t), intent(in) :: tag
@@ -136,7 +146,8 @@ contains
 
     ! --- plans -------------------------------------------------------------------------------------------------------------------
 
-    ! Plans transfers together. No destination may overlap another destination or a source.
+    ! Plans a batch of transfers together, so that they do not compete for links. No destination may overlap another destination or
+    ! a source.
     subroutine plan_transfers(self, ctx, transfers, options, stat, errmsg)
         class(mpgpu_plan), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -147,8 +158,8 @@ contains
         call mpgpu_report(mp_plan(ctx%handle, transfers, size(transfers, kind=c_size_t), options, self%handle), stat, errmsg)
     end subroutine plan_transfers
 
-    ! Plans all transfers between the ranks of a node in one step. Collective. Each rank passes the memory that transfers may refer
-    ! to, and transfers or send and receive descriptors, as for mp_node_plan.
+    ! Plans all transfers between the ranks of a node together. Collective. Each rank passes its windows (memory ranges) and its
+    ! transfers, or send and receive descriptors, as for mp_node_plan.
     subroutine plan_node_windows(self, node, windows, transfers, options, stat, errmsg)
         class(mpgpu_plan), intent(inout) :: self
         class(mpgpu_node), intent(in) :: node
@@ -161,8 +172,8 @@ contains
             size(transfers, kind=c_size_t), options=options, plan=self%handle), stat, errmsg)
     end subroutine plan_node_windows
 
-    ! Plans the send and receive descriptors of all ranks. Collective. Sends match receives by source, destination and tag, in the
-    ! order in which each rank passes them.
+    ! Plans the transfers that are described by the send and receive descriptors of all ranks. Collective. Sends match receives by
+    ! source, destination and tag, in the order in which each rank passes them.
     subroutine plan_exchange(self, node, halves, options, stat, errmsg)
         class(mpgpu_plan), intent(inout) :: self
         class(mpgpu_node), intent(in) :: node
@@ -192,13 +203,13 @@ contains
         call self%plan_node_windows(node, windows, transfers, options, stat, errmsg)
     end subroutine plan_exchange
 
-    ! Plans a halo exchange with all ranks of the grid in this process. `arrays` has the dimensions (variable, rank + 1); all arrays
-    ! of a rank are on its device. Each execution copies the outermost computed cells of every neighbour into the ghost cells on
-    ! that side.
+    ! Plans a halo exchange in which this process contains all ranks of the grid. `arrays` has the dimensions (variable, rank + 1).
+    ! All arrays of a rank are on its device. Each execution copies the outermost computed cells of every neighbour into the ghost
+    ! cells on that side.
     !
-    ! Cells are copied directly from array to array, each contiguous row as a separate copy; nothing is packed. This suits grids
-    ! that are divided in y and z, where rows and planes are contiguous. A face across x has one element per row. Pack such faces,
-    ! and plan them as separate transfers.
+    ! Cells are copied directly from array to array, without packing. Each contiguous row is a separate copy. This is fast for grids
+    ! that are divided in y and z, where rows and planes are contiguous. It is slow for faces across x, which have one element per
+    ! row. Pack such faces in the program, and plan them as separate transfers.
     subroutine plan_halo(self, ctx, grid, arrays, options, stat, errmsg)
         class(mpgpu_plan), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -253,9 +264,9 @@ contains
         call self%plan_transfers(ctx, transfers, options, stat, errmsg)
     end subroutine plan_halo
 
-    ! Plans a halo exchange with each rank of the grid in its own process. Collective over the ranks of the node, which have the
-    ! same numbers as in the grid. `arrays` are the variables of this rank, in memory that other processes can map: of `alloc` on a
-    ! GPU, of `alloc` with `shared` on the host.
+    ! Plans a halo exchange in which each rank of the grid is a process. Collective over the ranks of the node. Rank numbers in the
+    ! grid are those of the node. `arrays` are the variables of this rank. Other processes must be able to map their memory: on a
+    ! GPU it comes from `alloc`, on the host from `alloc` with `shared`.
     subroutine plan_node_halo(self, node, grid, arrays, options, stat, errmsg)
         class(mpgpu_plan), intent(inout) :: self
         class(mpgpu_node), intent(in) :: node
@@ -305,8 +316,8 @@ contains
         call self%plan_node_windows(node, windows, transfers, options, stat, errmsg)
     end subroutine plan_node_halo
 
-    ! Enqueues one execution, after all earlier work in the stream and before all later work. Does not block. For a plan of a node
-    ! every rank enqueues every step.
+    ! Enqueues one execution of the plan, after all earlier work in the stream and before all later work. Does not block. For a plan
+    ! of a node every rank enqueues every execution.
     subroutine plan_enqueue(self, stream, stat, errmsg)
         class(mpgpu_plan), intent(in) :: self
         type(mpgpu_stream), intent(in) :: stream
@@ -315,7 +326,7 @@ contains
         call mpgpu_report(mp_execute(self%handle, stream%handle), stat, errmsg)
     end subroutine plan_enqueue
 
-    ! Enqueues one execution and returns a request, which the caller owns.
+    ! Enqueues one execution of the plan, as `enqueue` does, and returns a request for its end. The caller owns the request.
     subroutine plan_execute(self, stream, request, stat, errmsg)
         class(mpgpu_plan), intent(in) :: self
         type(mpgpu_stream), intent(in) :: stream
@@ -325,7 +336,8 @@ contains
         call mpgpu_report(mp_execute(self%handle, stream%handle, request%handle), stat, errmsg)
     end subroutine plan_execute
 
-    ! Prepares the first execution in this stream, so that it takes no longer than later ones. Call it before a time loop.
+    ! Performs the one-time setup for executions in this stream, so that the first execution takes no longer than later ones. Call
+    ! it before a time loop.
     subroutine plan_prepare(self, stream, stat, errmsg)
         class(mpgpu_plan), intent(in) :: self
         type(mpgpu_stream), intent(in) :: stream
@@ -334,8 +346,8 @@ contains
         call mpgpu_report(mp_plan_prepare(self%handle, stream%handle), stat, errmsg)
     end subroutine plan_prepare
 
-    ! Describes paths, shares and times, and the reasons why other paths were rejected, as lines of text or, with `format`
-    ! MP_FORMAT_JSON, as JSON.
+    ! Returns a description of the plan: its paths, the share of the data on each path, predicted times, and why other paths were
+    ! rejected. It is text or, with `format` MP_FORMAT_JSON, JSON.
     function plan_describe(self, format, stat, errmsg) result(text)
         class(mpgpu_plan), intent(in) :: self
         integer(c_int), intent(in), optional :: format
@@ -345,7 +357,7 @@ contains
         text = mpgpu_described(self%handle, .true., format, stat, errmsg)
     end function plan_describe
 
-    ! Returns properties of the plan: bytes, paths, modelled and measured seconds.
+    ! Returns properties of the plan: size and number of paths of its transfers, predicted and measured times in seconds.
     subroutine plan_info(self, info, stat, errmsg)
         class(mpgpu_plan), intent(in) :: self
         type(mp_plan_info_t), intent(out) :: info
@@ -354,8 +366,8 @@ contains
         call mpgpu_report(mp_plan_get_info(self%handle, info), stat, errmsg)
     end subroutine plan_info
 
-    ! Destroys the plan. Executions in progress still finish. Each rank destroys its handle of a node plan, after the last execution
-    ! that it enqueues. The call then blocks until the rank's executions have finished.
+    ! Destroys the plan. Executions in progress still finish. For a plan of a node, each rank destroys its own object, after the
+    ! last execution that it enqueues. The call then blocks until the executions of this rank have finished.
     subroutine plan_destroy(self, stat, errmsg)
         class(mpgpu_plan), intent(inout) :: self
         integer, intent(out), optional :: stat
@@ -366,7 +378,7 @@ contains
 
     ! --- requests ----------------------------------------------------------------------------------------------------------------
 
-    ! Blocks until the execution has finished, then destroys the request. Returns immediately for an empty request.
+    ! Blocks until the execution has finished, and then destroys the request. Returns immediately if the request is empty.
     subroutine request_wait(self, stat, errmsg)
         class(mpgpu_request), intent(inout) :: self
         integer, intent(out), optional :: stat
@@ -374,7 +386,7 @@ contains
         call mpgpu_report(mp_wait(self%handle), stat, errmsg)
     end subroutine request_wait
 
-    ! Checks whether the execution has finished. If it has, the request is destroyed.
+    ! Checks whether the execution has finished. Does not block. If it has finished, the request is destroyed.
     subroutine request_test(self, done, stat, errmsg)
         class(mpgpu_request), intent(inout) :: self
         logical, intent(out) :: done
@@ -386,7 +398,7 @@ contains
         done = answer /= 0
     end subroutine request_test
 
-    ! Destroys the request without waiting. The execution continues.
+    ! Destroys the request. Does not block: the execution continues.
     subroutine request_destroy(self, stat, errmsg)
         class(mpgpu_request), intent(inout) :: self
         integer, intent(out), optional :: stat
@@ -396,10 +408,12 @@ contains
 
     ! --- nodes -------------------------------------------------------------------------------------------------------------------
 
-    ! Creates a node of `ranks` ranks, in which this process is rank `rank`. Collective. The ranks communicate by `allgather`, which
-    ! is the c_funloc of a function with the interface mp_allgather_t and is called with `user` for as long as the node exists.
-    ! Alternatively they meet at the path `socket`. `devices` are the GPUs that this rank uses, by default its part of the visible
-    ! GPUs.
+    ! Creates a node of `ranks` ranks, in which this process is rank `rank`. Collective. Blocks until all ranks have called it. The
+    ! ranks communicate in one of two ways:
+    ! - `allgather` is the c_funloc of a function with the interface mp_allgather_t. The library calls it with `user` as long as the
+    !   node exists.
+    ! - `socket` is the path of a Unix socket over which the ranks connect to each other.
+    ! `devices` are the GPUs that this rank uses. By default it uses its share of the visible GPUs.
     subroutine node_create(self, ctx, rank, ranks, allgather, user, socket, devices, stat, errmsg)
         class(mpgpu_node), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -435,7 +449,7 @@ contains
             self%handle), stat, errmsg)
     end subroutine node_create
 
-    ! Returns the first GPU that this rank uses. An error if there is none, because there are more ranks than GPUs.
+    ! Returns the first GPU that this rank uses. Reports an error if it uses none, because there are more ranks than GPUs.
     function node_device(self, stat, errmsg) result(device)
         class(mpgpu_node), intent(in) :: self
         integer, intent(out), optional :: stat
@@ -447,7 +461,7 @@ contains
         device = int(number)
     end function node_device
 
-    ! Returns the GPUs that this rank uses. Empty if there are more ranks than GPUs.
+    ! Returns the GPUs that this rank uses. The result is empty if there are more ranks than GPUs.
     function node_devices(self, stat, errmsg) result(devices)
         class(mpgpu_node), intent(in) :: self
         integer, intent(out), optional :: stat
@@ -464,8 +478,8 @@ contains
         call mpgpu_report(outcome, stat, errmsg)
     end function node_devices
 
-    ! Joins the current or next collective call of the other ranks as a failed rank. They receive the reason. Blocks until they have
-    ! made their call.
+    ! Makes the current or next collective call of the other ranks fail with `reason`. Use it if this rank cannot make the call
+    ! itself. Blocks until the other ranks have made their call.
     subroutine node_fail(self, reason, stat, errmsg)
         class(mpgpu_node), intent(in) :: self
         character(*), intent(in) :: reason
@@ -474,7 +488,7 @@ contains
         call mpgpu_report(mp_node_fail(self%handle, mpgpu_c_text(reason)), stat, errmsg)
     end subroutine node_fail
 
-    ! Destroys the node. Its plans stay valid and are destroyed separately. Other ranks need not call it.
+    ! Destroys the node. Its plans stay valid and are destroyed separately. Other ranks need not call it at the same time.
     subroutine node_destroy(self, stat, errmsg)
         class(mpgpu_node), intent(inout) :: self
         integer, intent(out), optional :: stat
@@ -485,14 +499,14 @@ contains
 
     ! --- shared by the above ----------------------------------------------------------------------------------------------------
 
-    ! Returns true if a number stands for no neighbour, as MPI_PROC_NULL. Lower numbers stand for ranks of other nodes, which the
-    ! library rejects by name.
+    ! Returns true if a rank number means that there is no neighbour, like MPI_PROC_NULL. The smaller numbers, which represent ranks
+    ! on other nodes, are rejected by the library.
     elemental logical function is_none(rank)
         integer, intent(in) :: rank
         is_none = rank < 0 .and. rank > MP_FIRST_ELSEWHERE
     end function is_none
 
-    ! Returns the error of the variables of a rank of a valid grid, or an empty text.
+    ! Returns an error text if the variables of a rank do not match a valid grid, otherwise an empty text.
     pure function wrong_halo(grid, arrays, rank) result(text)
         type(mpgpu_grid), intent(in) :: grid
         type(mpgpu_array), intent(in) :: arrays(:)

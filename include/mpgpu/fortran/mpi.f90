@@ -1,13 +1,14 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! MPI ranks of a node, which plan together. Needs only module mpgpu and MPI.
+! Nodes that are created from an MPI communicator: the MPI ranks on one machine plan their transfers together. Needs only module
+! mpgpu and MPI.
 !
 !     use mpgpu_mpi
 !     type(mpgpu_mpi_node) :: node
 !     call node%create_mpi(ctx, communicator)        ! collective
 !     call halo%create(node, grid, arrays)           ! as with any node; no MPI call in the time loop
 !
-! Planning calls MPI, on the thread that plans.
+! Creating a plan calls MPI, on the calling thread.
 module mpgpu_mpi
     use mpgpu
     use mpi
@@ -16,7 +17,7 @@ module mpgpu_mpi
 
     public :: mpgpu_mpi_node
 
-    ! Node of all ranks of a communicator.
+    ! Node that consists of all ranks of an MPI communicator.
     type, extends(mpgpu_node) :: mpgpu_mpi_node
         integer, pointer :: communicator => null() ! owned by this object
     contains
@@ -26,9 +27,9 @@ module mpgpu_mpi
 
 contains
 
-    ! Creates a node of the ranks of `communicator`, which must be on one node of the machine (MPI_Comm_split_type with
-    ! MPI_COMM_TYPE_SHARED creates such a communicator). The communicator is duplicated. Collective. `devices` are the GPUs that
-    ! this rank uses.
+    ! Creates a node from the ranks of `communicator`. Collective. All of these ranks must be on one machine; MPI_Comm_split_type
+    ! with MPI_COMM_TYPE_SHARED creates such a communicator. The node duplicates the communicator. `devices` are the GPUs that this
+    ! rank uses. By default it uses its share of the visible GPUs.
     subroutine create_mpi(self, ctx, communicator, devices, stat, errmsg)
         class(mpgpu_mpi_node), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -52,7 +53,7 @@ contains
             errmsg=errmsg)
     end subroutine create_mpi
 
-    ! Destroys the node and frees the communicator. Collective; call it before MPI_Finalize.
+    ! Destroys the node and frees its duplicate of the communicator. Collective. Call it before MPI_Finalize.
     subroutine destroy_mpi(self, stat, errmsg)
         class(mpgpu_mpi_node), intent(inout) :: self
         integer, intent(out), optional :: stat

@@ -9,7 +9,8 @@ module mpgpu_streams
 
     public :: mpgpu_context, mpgpu_stream, mpgpu_event, mpgpu_host_device, mpgpu_described
 
-    ! Context: a machine and all resources that the library holds on it. Usually one per process.
+    ! Context: the library's state for one process: backend, topology, plan cache, streams and memory. Usually a process creates
+    ! one.
     type :: mpgpu_context
         type(c_ptr) :: handle = c_null_ptr
     contains
@@ -21,7 +22,7 @@ module mpgpu_streams
         procedure :: free => context_free
     end type mpgpu_context
 
-    ! Stream: a queue of work that runs in order.
+    ! Stream: a queue whose work runs in order.
     type :: mpgpu_stream
         type(c_ptr) :: handle = c_null_ptr
         type(c_ptr) :: context = c_null_ptr
@@ -37,7 +38,7 @@ module mpgpu_streams
         procedure :: destroy => stream_destroy
     end type mpgpu_stream
 
-    ! Event: a point in a stream for which others can wait.
+    ! Event: a point in a stream for which other streams and the host can wait.
     type :: mpgpu_event
         type(c_ptr) :: handle = c_null_ptr
         type(c_ptr) :: context = c_null_ptr
@@ -50,7 +51,8 @@ module mpgpu_streams
 
 contains
 
-    ! Returns the device number of the host memory of a NUMA domain, counted from 0: `MP_DEVICE_HOST_NUMA` of C.
+    ! Returns the device number of the host memory of a NUMA domain. Domains are numbered from 0. Corresponds to
+    ! `MP_DEVICE_HOST_NUMA` in C.
     pure integer(c_int32_t) function mpgpu_host_device(domain) result(device)
         integer, intent(in) :: domain
         device = int(-1 - domain, c_int32_t)
@@ -58,8 +60,8 @@ contains
 
     ! --- contexts and memory -------------------------------------------------------------------------------------------------
 
-    ! Discovers the machine and reads the environment. `backend` is one of MP_BACKEND_*. `topology` is the name of a preset or the
-    ! path of a file.
+    ! Creates a context: chooses the backend, reads the topology, and reads the environment variables. `backend` is one of
+    ! MP_BACKEND_*. `topology` is the name of a built-in preset or the path of a topology file.
     subroutine context_create(self, backend, topology, staging_bytes, stat, errmsg)
         class(mpgpu_context), intent(inout) :: self
         integer(c_int), intent(in), optional :: backend
@@ -79,7 +81,7 @@ contains
         call mpgpu_report(mp_context_create_versioned(options, MP_HEADER_VERSION, self%handle), stat, errmsg)
     end subroutine context_create
 
-    ! Waits for all work of the context, then frees everything that belongs to it.
+    ! Destroys the context. Blocks until all of its work has finished, and then frees everything that belongs to it.
     subroutine context_destroy(self, stat, errmsg)
         class(mpgpu_context), intent(inout) :: self
         integer, intent(out), optional :: stat
@@ -88,7 +90,7 @@ contains
         self%handle = c_null_ptr
     end subroutine context_destroy
 
-    ! Returns the number of devices, and the backend: GPUs with MP_BACKEND_CUDA, virtual devices with MP_BACKEND_HOST.
+    ! Returns the numbers of GPUs and host domains, and the backend: MP_BACKEND_CUDA for GPUs, MP_BACKEND_HOST for virtual devices.
     subroutine context_devices(self, gpus, host_domains, backend, stat, errmsg)
         class(mpgpu_context), intent(in) :: self
         integer, intent(out), optional :: gpus, host_domains
@@ -105,7 +107,8 @@ contains
         if (present(backend)) backend = kind
     end subroutine context_devices
 
-    ! Describes the machine as the library sees it, as lines of text or, with `format` MP_FORMAT_JSON, as JSON.
+    ! Returns a description of the context: version, backend, topology and settings. It is text or, with `format` MP_FORMAT_JSON,
+    ! JSON.
     function context_describe(self, format, stat, errmsg) result(text)
         class(mpgpu_context), intent(in) :: self
         integer(c_int), intent(in), optional :: format
@@ -115,8 +118,9 @@ contains
         text = mpgpu_described(self%handle, .false., format, stat, errmsg)
     end function context_describe
 
-    ! Allocates `bytes` bytes on a device: GPU memory or, with MP_DEVICE_HOST, host memory that GPUs can access. With `shared` other
-    ! processes can map it. On the host backend the program can read and write all of it; c_f_pointer turns it into an array.
+    ! Allocates `bytes` bytes on a device: GPU memory or, with MP_DEVICE_HOST, pinned host memory that GPUs can access. With
+    ! `shared` other processes can map it. The program can access host memory, and on the host backend all memory; c_f_pointer
+    ! converts it to an array pointer.
     subroutine context_alloc(self, device, bytes, memory, shared, stat, errmsg)
         class(mpgpu_context), intent(in) :: self
         integer, intent(in) :: device
@@ -135,8 +139,8 @@ contains
         end if
     end subroutine context_alloc
 
-    ! Frees memory of `alloc` after all work of the context. With `stream` it frees the memory after the work that is now enqueued
-    ! there, without waiting. `memory` becomes null.
+    ! Frees memory from `alloc`. Without `stream` it blocks until all work of the context has finished. With `stream` it does not
+    ! block: the memory is freed after the work that is now enqueued in that stream. `memory` becomes null.
     subroutine context_free(self, memory, stream, stat, errmsg)
         class(mpgpu_context), intent(in) :: self
         type(c_ptr), intent(inout) :: memory
@@ -155,7 +159,7 @@ contains
 
     ! --- streams and events ------------------------------------------------------------------------------------------------------
 
-    ! Creates a stream of a device. On CUDA it is a cudaStream_t.
+    ! Creates a stream of a device. On CUDA the handle is a cudaStream_t.
     subroutine stream_create(self, ctx, device, stat, errmsg)
         class(mpgpu_stream), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -169,7 +173,8 @@ contains
         call mpgpu_report(outcome, stat, errmsg)
     end subroutine stream_create
 
-    ! Refers to an existing stream of the program: a cudaStream_t as a c_ptr, in which null is the default stream. Never fails.
+    ! Makes the object refer to an existing stream of the program: a cudaStream_t as a c_ptr. A null pointer is the default stream.
+    ! Never fails.
     pure subroutine stream_borrow(self, ctx, handle)
         class(mpgpu_stream), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -179,7 +184,8 @@ contains
         self%is_owned = .false.
     end subroutine stream_borrow
 
-    ! Refers to an existing stream as a number, as CUDA Fortran (cuda_stream_kind) and OpenACC (acc_get_cuda_stream) represent it.
+    ! Makes the object refer to an existing stream that is given as a number, as in CUDA Fortran (cuda_stream_kind) and OpenACC
+    ! (acc_get_cuda_stream).
     pure subroutine stream_borrow_number(self, ctx, handle)
         class(mpgpu_stream), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -187,7 +193,7 @@ contains
         call self%stream_borrow(ctx, transfer(handle, c_null_ptr))
     end subroutine stream_borrow_number
 
-    ! Blocks until all work enqueued so far has finished.
+    ! Blocks until all work that is enqueued in the stream so far has finished.
     subroutine stream_synchronize(self, stat, errmsg)
         class(mpgpu_stream), intent(in) :: self
         integer, intent(out), optional :: stat
@@ -195,7 +201,7 @@ contains
         call mpgpu_report(mp_stream_synchronize(self%context, self%handle), stat, errmsg)
     end subroutine stream_synchronize
 
-    ! Makes work enqueued from now on wait for the work that is currently recorded in the event. Does not block.
+    ! Makes all work that is enqueued in the stream from now on wait for the work that is recorded in the event now. Does not block.
     subroutine stream_wait(self, event, stat, errmsg)
         class(mpgpu_stream), intent(in) :: self
         type(mpgpu_event), intent(in) :: event
@@ -204,8 +210,9 @@ contains
         call mpgpu_report(mp_stream_wait_event(self%context, self%handle, event%handle), stat, errmsg)
     end subroutine stream_wait
 
-    ! Enqueues a call of `function` with `user` on a CPU thread. `function` is the c_funloc of a procedure with the interface
-    ! mp_host_function_t and must not call this module. Both must remain valid until it has run.
+    ! Enqueues a call of `function` with the argument `user` on a CPU thread, after earlier and before later work in the stream.
+    ! `function` is the c_funloc of a procedure with the interface mp_host_function_t. It must not call this library. `function` and
+    ! `user` must stay valid until the call has returned.
     subroutine stream_launch_host(self, function, user, stat, errmsg)
         class(mpgpu_stream), intent(in) :: self
         type(c_funptr), intent(in) :: function
@@ -215,7 +222,8 @@ contains
         call mpgpu_report(mp_stream_launch_host(self%context, self%handle, function, user, c_null_funptr), stat, errmsg)
     end subroutine stream_launch_host
 
-    ! Destroys a stream of `create`; its work still finishes. For a borrowed stream it only clears the handle.
+    ! Destroys a stream from `create`. Work that is already enqueued still finishes. For a stream from `borrow` it only clears the
+    ! handle.
     subroutine stream_destroy(self, stat, errmsg)
         class(mpgpu_stream), intent(inout) :: self
         integer, intent(out), optional :: stat
@@ -228,7 +236,7 @@ contains
         call mpgpu_report(outcome, stat, errmsg)
     end subroutine stream_destroy
 
-    ! Creates an event for streams of all devices. It counts as completed until it is recorded.
+    ! Creates an event. It works with streams of all devices, and counts as completed until it is recorded.
     subroutine event_create(self, ctx, stat, errmsg)
         class(mpgpu_event), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -238,7 +246,7 @@ contains
         call mpgpu_report(mp_event_create(ctx%handle, self%handle), stat, errmsg)
     end subroutine event_create
 
-    ! Records all work enqueued in the stream so far.
+    ! Records in the event all work that is enqueued in the stream so far.
     subroutine event_record(self, stream, stat, errmsg)
         class(mpgpu_event), intent(in) :: self
         type(mpgpu_stream), intent(in) :: stream
@@ -247,7 +255,7 @@ contains
         call mpgpu_report(mp_event_record(self%context, self%handle, stream%handle), stat, errmsg)
     end subroutine event_record
 
-    ! Blocks until the recorded work has finished.
+    ! Blocks until the work that is recorded in the event has finished.
     subroutine event_synchronize(self, stat, errmsg)
         class(mpgpu_event), intent(in) :: self
         integer, intent(out), optional :: stat
@@ -255,7 +263,7 @@ contains
         call mpgpu_report(mp_event_synchronize(self%context, self%handle), stat, errmsg)
     end subroutine event_synchronize
 
-    ! Destroys the event. Waits that are already enqueued remain effective.
+    ! Destroys the event. Waits for the event that are already enqueued remain in effect.
     subroutine event_destroy(self, stat, errmsg)
         class(mpgpu_event), intent(inout) :: self
         integer, intent(out), optional :: stat
@@ -264,7 +272,7 @@ contains
         self%handle = c_null_ptr
     end subroutine event_destroy
 
-    ! Returns the description of a plan or a context. Queries its length first.
+    ! Returns the description of a plan or a context. Calls the C function twice: first for the length, then for the text.
     function mpgpu_described(handle, is_plan, format, stat, errmsg) result(text)
         type(c_ptr), intent(in) :: handle
         logical, intent(in) :: is_plan
