@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn a_case_that_cannot_run_says_why() {
         let missing = |name, gpus, on_gpus| find(name).expect("a case").missing(gpus, on_gpus);
-        assert_eq!(missing("ring", 2, true), Some("needs 3 GPUs and there are 2".into()));
+        assert_eq!(missing("ring", 2, true), Some("needs 3 GPUs, but the machine has 2".into()));
         assert!(missing("graph_phases", 8, false).is_some_and(|why| why.contains("host backend")));
         assert_eq!(missing("graph_phases", 2, true), None);
         assert_eq!(missing("d2d_narrow", 4, false), None);

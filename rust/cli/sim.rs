@@ -284,7 +284,7 @@ mod tests {
             ("gpu0:gpu1", "the number of bytes is missing; write gpu0:gpu1:64M, or pass --sizes"),
             ("gpu0:gpu1:1M --sizes 1M", "--sizes gives the bytes of every transfer; omit them here"),
             ("gpu0:gpu9:1M", "device 9 does not exist"),
-            ("gpu0:gpu1 --sizes 8M..1M", "the first size must not be the larger one"),
+            ("gpu0:gpu1 --sizes 8M..1M", "the first size must not exceed the second"),
             ("", "required"),
             ("gpu0:gpu1:1M --kernel 8", "must be TIMES@RATE, both more than 0, as in 8@790"),
             ("gpu0:gpu1:1M --kernel 8@790 --window 2", "--window and --kernel cannot be combined"),

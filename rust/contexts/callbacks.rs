@@ -58,7 +58,7 @@ impl CallbackQueue {
             };
             let thread = without_signals(|| named.spawn(serve));
             state.thread = Some(thread.map_err(|error| BackendError::Driver {
-                what: "a thread for callbacks".into(),
+                what: "starting the thread for callbacks".into(),
                 reason: error.to_string(),
                 code: i64::from(error.raw_os_error().unwrap_or(0)),
             })?);

@@ -303,7 +303,7 @@ impl<M: Measurement> Choosing<M> {
     }
 
     fn give_up(&mut self, error: &dyn std::fmt::Display) {
-        log::debug!("a plan keeps its active variant, unmeasured: {error}");
+        log::debug!("a plan keeps its active variant, because execution times cannot be measured: {error}");
         self.is_timed = false;
         self.under_way.clear();
     }

@@ -69,7 +69,9 @@ impl<'a> TransferHarness<'a> {
             harness.streams.insert(device, stream);
         }
         let Some(host) = devices.iter().copied().find(|device| device.is_host()) else {
-            return Err(BackendError::NotSupported("a probe checks bytes in host memory, but the topology has no host memory".into()));
+            return Err(BackendError::NotSupported(
+                "a probe (measurement of the machine) needs host memory to check bytes, but the topology has none".into(),
+            ));
         };
         harness.words(harness.arenas(host, 0)?.out, 0, harness.room / 8).fill();
         for &device in devices.iter().filter(|device| **device != host) {
@@ -96,7 +98,7 @@ impl<'a> TransferHarness<'a> {
         for Arenas { out, into } in std::mem::take(&mut self.memory).into_values().flatten() {
             for address in [out, into].into_iter().filter(|address| *address != 0) {
                 if let Err(error) = self.backend.free(address) {
-                    log::warn!("freeing memory of a probe: {error}");
+                    log::warn!("could not free memory of a probe: {error}");
                 }
             }
         }
@@ -238,7 +240,10 @@ impl<'a> TransferHarness<'a> {
         if bytes <= self.room {
             return Ok(());
         }
-        Err(BackendError::NotSupported(format!("internal error: a probe asked for {bytes} bytes on one device, and has {}", self.room)))
+        Err(BackendError::NotSupported(format!(
+            "internal error: a probe needs {bytes} bytes on one device, but has reserved {}",
+            self.room
+        )))
     }
 }
 
@@ -358,7 +363,7 @@ impl Drop for TransferHarness<'_> {
         let _ = self.backend.synchronize();
         for (_, stream) in std::mem::take(&mut self.streams) {
             if let Err(error) = self.backend.destroy_stream(stream) {
-                log::warn!("destroying a stream of a probe: {error}");
+                log::warn!("could not destroy a stream of a probe: {error}");
             }
         }
         self.free();

@@ -355,7 +355,7 @@ impl Drop for Context {
             return;
         }
         if let Err(error) = self.close() {
-            log::error!("closing a context: {error}");
+            log::error!("could not close a context: {error}");
         }
     }
 }

@@ -131,13 +131,13 @@ impl Profiler {
         let initialize = *initialize.map_err(|_| "has no InitializeInjectionNvtx2")?;
         // SAFETY: the contract is met: the function is called once, and the tables that `export_table` returns live for ever.
         if unsafe { initialize(export_table) } == 0 {
-            return Err("does not start".into());
+            return Err("failed to initialise".into());
         }
         // The library keeps pointers to our tables, so it must stay loaded from here on.
         std::mem::forget(library);
         let function = |id: usize| Some(SLOTS[CORE2][id].load(Ordering::Acquire)).filter(|function| !function.is_null());
         let (Some(create), Some(push), Some(pop)) = (function(DOMAIN_CREATE), function(DOMAIN_PUSH), function(DOMAIN_POP)) else {
-            return Err("takes no ranges".into());
+            return Err("does not support ranges".into());
         };
         // SAFETY: the contract defines these types for these slots.
         let (create, push, pop) = unsafe {

@@ -89,7 +89,7 @@ fn host(config: Config) -> Result<Context, Error> {
             topology = topology.with_gpus(numbers).ok_or_else(|| Error::Environment {
                 variable: "MPGPU_HOST_VISIBLE_DEVICES".into(),
                 value: numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
-                reason: format!("{name} does not have these GPUs, or one is named twice"),
+                reason: format!("topology {name} does not have all of these GPUs, or a GPU is listed twice"),
             })?;
             numbers.clone()
         }
@@ -153,7 +153,7 @@ fn cuda(mut config: Config) -> Result<Context, Error> {
             name: "topology",
             value: config.topology.clone().unwrap_or_default(),
             reason: format!(
-                "it has {} GPUs, but the driver shows {count} to this process; choose a topology of {count} GPUs, show others with \
+                "the topology has {} GPUs, but {count} are visible to this process; choose a topology of {count} GPUs, change \
                  CUDA_VISIBLE_DEVICES, or use the host backend (MPGPU_BACKEND=host)",
                 machine.gpu_count()
             ),

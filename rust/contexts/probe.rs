@@ -80,7 +80,7 @@ impl Context {
         let sizes: Vec<u64> = options.tuned_bytes.iter().copied().filter(|bytes| !on_cpu || *bytes <= TUNED_ON_CPU).collect();
         if !sizes.is_empty() && report.record.residuals.check(options.most_error).is_ok() {
             let tuned = self.tune_probed(&report.probed, &sizes, progress);
-            report.tuning = tuned.map_err(|error| log::warn!("the probe is valid, but nothing is tuned for it: {error}")).ok();
+            report.tuning = tuned.map_err(|error| log::warn!("the probe is valid, but tuning for it has failed: {error}")).ok();
         }
         Ok(report)
     }
@@ -134,7 +134,9 @@ impl Context {
     fn place_of(&self, record: &Record) -> Result<PathBuf, Error> {
         let refuse = |why: String| Err(Error::NotSupported(why));
         if record.fingerprint.backend == "host" {
-            return refuse("a probe of virtual devices describes no GPU, and contexts do not use it by default: name a file for it".into());
+            return refuse(
+                "a probe of virtual devices does not describe GPUs, and contexts do not use it by default: name a file for it".into(),
+            );
         }
         if let Err(reason) = record.residuals.check(Residuals::MOST) {
             return refuse(format!("the probe is not stored, and an earlier one stays active: {reason}, or name a file to store it"));

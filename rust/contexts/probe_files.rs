@@ -37,7 +37,7 @@ pub fn kept_tuning(probe: &Path, machine: &Machine, backend: &str) -> Option<(Pa
         Ok(tuning) => Some((path, tuning)),
         Err(TuningError::InFile { source, .. }) if matches!(*source, TuningError::Foreign { .. }) => {
             log::info!(
-                "the tuning {} is not used: it was made for other figures, those of all GPUs of its probe or of an earlier probe",
+                "the tuning {} is not used: it was made for different measurements, those of all GPUs of its probe or of an earlier probe",
                 path.display()
             );
             None

@@ -107,7 +107,7 @@ impl<'a> Executed<'a> {
     fn free(&mut self) {
         for address in self.sets.drain(..).flatten().flat_map(|t| [t.src, t.dst]).filter(|address| *address != 0) {
             if let Err(error) = self.context.free(address) {
-                log::warn!("freeing a buffer of the tuner: {error}");
+                log::warn!("could not free a buffer of the tuner: {error}");
             }
         }
     }
@@ -118,7 +118,7 @@ impl Drop for Executed<'_> {
         self.free();
         for (_, stream) in self.streams.drain(..) {
             if let Err(error) = self.context.destroy_stream(stream) {
-                log::warn!("destroying a stream of the tuner: {error}");
+                log::warn!("could not destroy a stream of the tuner: {error}");
             }
         }
     }

@@ -39,7 +39,7 @@ impl ContextState {
             return Err(Error::OutOfMemoryRange { address, bytes, base, size });
         }
         if sharing.import_at(address).is_some_and(|import| import.is_foreign()) {
-            let why = format!("{address:#x} is memory of another process, imported here; export it there");
+            let why = format!("{address:#x} is memory of another process that was imported here; export it in that process");
             return Err(ipc::IpcError::NotSupported(why).into());
         }
         // The memory is exported once now, so that the caller gets the error if it cannot be shared. The importer would otherwise get it
@@ -94,7 +94,8 @@ impl ContextState {
         let (backend, sharing) = (&*self.backend, &self.sharing);
         if handle.key.backend != number_of(backend) {
             let why = format!(
-                "the handle is of another backend than this context's, which is {}: set MPGPU_BACKEND to the same value in all processes",
+                "the handle comes from a different backend, and this context uses the {} backend: set MPGPU_BACKEND to the same value in \
+                 all processes",
                 backend.name()
             );
             return Err(ipc::IpcError::NotSupported(why).into());
@@ -193,7 +194,7 @@ impl ContextState {
             drop(replaced);
             // The backend too must forget the import at this address, because the new allocation has replaced it.
             if let Err(error) = self.backend.unmap(import.base) {
-                log::debug!("unmapping memory that was freed: {error}");
+                log::debug!("could not unmap memory that another process has freed: {error}");
             }
             self.holdings.count_free();
         }
@@ -245,8 +246,8 @@ impl ContextState {
             return Ok(Allocation { id: 0, base: 0, bytes: handle.allocation_bytes, device, kind: handle.kind });
         }
         let why = format!(
-            "the memory is on {}, {} of {}, which this process does not see: show every process all GPUs of the node (CUDA_VISIBLE_DEVICES), \
-             and the same MPGPU_TOPOLOGY",
+            "the memory is on {}, {} of {}, which is not visible to this process: make all GPUs of the node visible to every process \
+             (CUDA_VISIBLE_DEVICES), and set the same MPGPU_TOPOLOGY",
             name_of(&handle.device),
             DeviceId(handle.number).in_words(),
             handle.origin

@@ -114,8 +114,8 @@ impl Context {
             if let Some(import) = self.shared.sharing.import_at(counter).filter(|import| import.is_foreign()) {
                 if purpose == SignalUse::Wait {
                     let why = format!(
-                        "signal {index}: {counter:#x} is memory of another process, imported here; wait in memory of this process, and let \
-                         the other process set it there"
+                        "signal {index}: {counter:#x} is memory of another process that was imported here; wait for a counter in memory \
+                         of this process, which the other process sets"
                     );
                     return Err(ipc::IpcError::NotSupported(why).into());
                 }

@@ -78,8 +78,8 @@ impl Context {
     pub fn call_when_done(&self, completion: Completion, callback: Callback) -> Result<(), Error> {
         drop(self.shared.enter()?);
         if completion.is_captured() {
-            let why = "an execution that was captured has no end of its own, because its graph may run later, or again: wait for the stream \
-                       that the graph is launched in";
+            let why = "a captured execution cannot be waited for, because its graph may run later, or again: wait for the stream in which \
+                       the graph is launched";
             return Err(Error::NotSupported(why.into()));
         }
         self.shared.callbacks.add(Awaited { completion: Some(completion), callback })

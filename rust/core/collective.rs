@@ -61,9 +61,9 @@ pub enum Sizes<'a> {
 pub enum CollectiveError {
     #[error("{}", root_refused(*root, *participants))]
     Root { root: u32, participants: u32 },
-    #[error("{given} sizes for {participants} participants: this collective has {wanted}")]
+    #[error("{given} sizes for {participants} participants: this collective needs {wanted}")]
     SizeCount { given: usize, participants: u32, wanted: usize },
-    #[error("the blocks of participant {participant} have more bytes together than an address can count")]
+    #[error("the blocks of participant {participant} are larger in total than the address space")]
     TooLarge { participant: u32 },
 }
 

@@ -111,7 +111,7 @@ fn a_case_for_more_gpus_than_there_are_is_left_out_and_named() {
     let run = bench(&["--backend", "host", "--topology", &machine, "--case", "ring,d2d", "--sizes", "8", "--repeat", "1"]);
     let (text, progress) = (text(&run.stdout), text(&run.stderr));
     assert!(text.contains("\nd2d ") && !text.contains("\nring"), "{text}");
-    assert!(progress.contains("ring: skipped, needs 3 GPUs and there are 2"), "{progress}");
+    assert!(progress.contains("ring: skipped, needs 3 GPUs, but the machine has 2"), "{progress}");
 }
 
 #[test]

@@ -273,7 +273,7 @@ fn plan_says_what_is_done_and_why_not_more() {
     for part in [
         "modelled: ",
         " times as fast as one path for each transfer",
-        "\nat best ",
+        "\nlower bound of the time: ",
         ", limited by gpu0>",
         "; the plan reaches 0.",
         "  via gpu1  ",

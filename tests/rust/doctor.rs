@@ -133,13 +133,16 @@ fn what_the_driver_lacks_is_named_with_what_is_without_it() {
 
 #[test]
 fn gpus_are_named_as_every_rank_sees_them() {
-    one(Level::Slow, "gpus", "1 of 8 visible (CUDA_VISIBLE_DEVICES=3)", "unset CUDA_VISIBLE_DEVICES", |facts| {
+    one(Level::Slow, "gpus", "1 of 8 GPUs visible (CUDA_VISIBLE_DEVICES=3)", "unset CUDA_VISIBLE_DEVICES", |facts| {
         (facts.on_node, facts.visible) = (8, Some("3".into()));
         cuda(facts).gpus.truncate(1);
         cuda(facts).pairs.clear();
     });
     let lines: Vec<String> = findings(&sound()).into_iter().filter(|finding| finding.topic == "gpus").map(|finding| finding.line).collect();
-    assert_eq!(lines, ["2 of 2 visible (CUDA_VISIBLE_DEVICES is not set)", "GPU 0 is NVIDIA H200, GPU-0", "GPU 1 is NVIDIA H200, GPU-1"]);
+    assert_eq!(
+        lines,
+        ["2 of 2 GPUs visible (CUDA_VISIBLE_DEVICES is not set)", "GPU 0 is NVIDIA H200, GPU-0", "GPU 1 is NVIDIA H200, GPU-1"]
+    );
     one(Level::Slow, "mig", "GPU 1", "nvidia-smi -mig 0", |facts| cuda(facts).gpus[1].is_mig = true);
     one(Level::Slow, "mig", "MIG", "nvidia-smi -mig 0", |facts| facts.visible = Some("MIG-1,MIG-2".into()));
     one(Level::Slow, "mode", "Exclusive_Process", "nvidia-smi -c DEFAULT", |facts| cuda(facts).gpus[0].mode = Mode::Exclusive);
@@ -162,9 +165,15 @@ fn mps_is_said_and_a_part_of_the_gpu_is_slow() {
 #[test]
 fn peers_that_lose_bytes_are_refused_and_those_without_access_are_slow() {
     let loss = Loss { from: 1, to: 0, mover: Mover::Pull, wrong: 65536, of: 65536 };
-    one(Level::Refused, "peers", "GPUs 0 and 1 report peer access and lose bytes: of 65536 bytes from GPU 1 to GPU 0", "IOMMU", |facts| {
-        cuda(facts).pairs[0].tried = Some(Ok(Tried::Lost(loss)));
-    });
+    one(
+        Level::Refused,
+        "peers",
+        "GPUs 0 and 1 report peer access, but copies between them lose bytes: of 65536 bytes from GPU 1 to GPU 0",
+        "IOMMU",
+        |facts| {
+            cuda(facts).pairs[0].tried = Some(Ok(Tried::Lost(loss)));
+        },
+    );
     one(Level::Unknown, "peers", "out of memory", "again", |facts| cuda(facts).pairs[0].tried = Some(Err("out of memory".into())));
     one(Level::Unknown, "peers", "not tested", "--no-trials", |facts| cuda(facts).pairs[0].tried = None);
     one(Level::Slow, "peers", "no GPU can access another's memory", "topo -p2p", |facts| {
@@ -192,7 +201,7 @@ fn links_and_fabric_that_are_not_whole_are_named() {
 #[test]
 fn limits_of_the_process_and_of_its_container_come_with_how_to_lift_them() {
     let refused = |pieces| Some(Pinning { bytes: 64 << 20, whole: Err("out of memory".into()), pieces });
-    one(Level::Slow, "pinning", "in pieces of 4.0 MiB", "memlock=-1", |facts| cuda(facts).pinning = refused(Some(Ok(()))));
+    one(Level::Slow, "pinning", "in blocks of 4.0 MiB", "memlock=-1", |facts| cuda(facts).pinning = refused(Some(Ok(()))));
     one(Level::Refused, "pinning", "cannot be pinned", "ulimit -l unlimited", |facts| {
         cuda(facts).pinning = refused(Some(Err("no".into())))
     });
@@ -232,8 +241,12 @@ fn stale_files_are_slow_where_they_are_kept_and_refused_where_they_are_named() {
     one(Level::Slow, "probe", "out of date, not used: a.toml: it was made with driver 570", "mpgpu probe", |facts| {
         facts.files = vec![file("probe", false)];
     });
-    one(Level::Refused, "topology", "contexts are refused: a.toml", "MPGPU_TOPOLOGY", |facts| facts.files = vec![file("topology", true)]);
-    one(Level::Refused, "tuning", "contexts are refused: a.toml", "MPGPU_TUNING_FILE", |facts| facts.files.push(file("tuning", true)));
+    one(Level::Refused, "topology", "contexts cannot be created: a.toml", "MPGPU_TOPOLOGY", |facts| {
+        facts.files = vec![file("topology", true)]
+    });
+    one(Level::Refused, "tuning", "contexts cannot be created: a.toml", "MPGPU_TUNING_FILE", |facts| {
+        facts.files.push(file("tuning", true))
+    });
     one(Level::Slow, "probe", "assumed", "mpgpu probe", |facts| facts.files.clear());
     one(Level::Refused, "settings", "MPGPU_ENGINE=x", "environment.md", |facts| {
         facts.settings = Err("MPGPU_ENGINE=x: must be one of auto, stream".into())

@@ -252,7 +252,7 @@ fn ranks_pass_on_what_all_want_and_bytes_pass_several_of_them() {
         let devices = (0..ranks).map(|rank| if on_host && rank == sources[0] { DeviceId::HOST } else { DeviceId::gpu(rank) }).collect();
         let tags = vec![None; transfers.len()];
         let case = Case { topology, ranks, devices, sizes: vec![size; ranks as usize], transfers, tags, one_in_sight: true };
-        assert!(case.run(3, &PlanOptions::default(), 1).iter().all(|text| text.contains("forwarded by it")), "{topology} from {sources:?}");
+        assert!(case.run(3, &PlanOptions::default(), 1).iter().all(|text| text.contains("forwarded in")), "{topology} from {sources:?}");
     }
     let bytes = (32 << 20) + 12;
     let transfers = vec![NodeTransfer { dst: end(7, 1, 0), src: end(0, 0, 0), bytes }];
@@ -278,7 +278,7 @@ fn small_trees() -> (Case, PlanOptions) {
 fn every_byte_of_many_steps_of_trees_arrives() {
     let (case, options) = small_trees();
     let steps = if std::env::var_os("LONG_TESTS").is_some() { 100_000 } else { 60 };
-    assert!(case.run(steps, &options, 3).iter().all(|text| text.contains("forwarded by it")));
+    assert!(case.run(steps, &options, 3).iter().all(|text| text.contains("forwarded in")));
 }
 
 #[test]

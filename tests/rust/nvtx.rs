@@ -86,7 +86,7 @@ fn a_profiler_sees_each_call_with_its_bytes() {
         assert_eq!(profiled(recorder, mode).0, STEP, "{mode}");
     }
     // The profiler is loaded, but does not start or provides no functions for ranges.
-    for (mode, why) in [("refuse", "does not start"), ("none", "takes no ranges")] {
+    for (mode, why) in [("refuse", "failed to initialise"), ("none", "does not support ranges")] {
         let (ranges, said) = profiled(recorder, mode);
         assert!(ranges.is_empty(), "{mode}: {ranges:?}");
         assert!(said.contains(why), "{mode}: {said}");

@@ -45,7 +45,7 @@ fn one_source_leaves_its_memory_once_and_arrives_everywhere() {
             let batch: Vec<mp_transfer_t> = to.iter().map(|&(gpu, memory)| transfer(memory, gpu, from, src, BYTES)).collect();
             let plan = node.plan(&batch);
             let text = shown(plan);
-            assert!(text.contains("forwarded by it"), "{topology:?} from {src}: {text}");
+            assert!(text.contains("forwarded in"), "{topology:?} from {src}: {text}");
             for round in 0..3 {
                 fill(from, BYTES, round);
                 node.run(plan);
@@ -102,7 +102,7 @@ fn random_batches_with_shared_sources_move_every_byte_and_no_other() {
             }
         }
         let plan = node.plan(&batch);
-        passed_on += u32::from(shown(plan).contains("forwarded by it"));
+        passed_on += u32::from(shown(plan).contains("forwarded in"));
         for _ in 0..crate::common::setting("TEST_ROUNDS", 2) {
             node.run(plan);
             for (at, &(to, from, bytes)) in expected.iter().enumerate() {

@@ -153,7 +153,7 @@ fn bytes_pass_through_no_gpu_that_the_options_leave_out() {
     let (none, plan) = through(Relays::NONE);
     assert_eq!(none, [0; 0]);
     let text = plan.describe(&machine);
-    assert!(text.contains("relay_gpus leaves it out"), "{text}");
+    assert!(text.contains("relay_gpus excludes it"), "{text}");
     assert_eq!(plan.to_json(&machine)["options"]["relay_gpus"], serde_json::json!([]));
     assert_eq!(through([1, 3].into_iter().collect()).1.to_json(&machine)["options"]["relay_gpus"], serde_json::json!([1, 3]));
 }
@@ -707,7 +707,7 @@ fn copies_that_leave_a_gpu_by_one_link_share_a_lane_in_their_order_and_take_one_
     let plan = planned(&h200, &batch, &Options::default());
     assert_eq!((plan.program.lanes.len(), plan.program.ops.len()), (4, 12), "{}", plan.describe(&h200));
     let reasons = |plan: &Plan| plan.transfers.iter().flat_map(|t| t.rejected.iter()).any(|rejected| rejected.reason == Reason::Turns);
-    assert!(reasons(&plan) && plan.describe(&h200).contains("by turns"));
+    assert!(reasons(&plan) && plan.describe(&h200).contains("in turn, and parts"));
     // If a tuning has measured that several paths are faster, they are used.
     let tuned = Options { tuned: Some(Tuned { several: true, ..Tuned::default() }), ..Options::default() };
     assert!(!planned(&h200, &batch, &tuned).program.rings.is_empty());

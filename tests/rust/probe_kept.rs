@@ -308,7 +308,7 @@ fn a_probe_that_does_not_predict_its_own_copies_is_neither_kept_nor_taken_nor_tu
     // No prediction is this accurate, so nothing is tuned, and the notes give the reason.
     let options = ProbeOptions { measurements: 20, repetitions: 1, tuned_bytes: vec![64 << 10], most_error: -1.0, ..ProbeOptions::quick() };
     let report = context.probe(&options, &mut |progress| assert_ne!(progress.stage, "tuning")).expect("a probe");
-    assert!(report.tuning.is_none() && report.record.notes.iter().any(|note| note.contains("was off by")), "{:?}", report.record.notes);
+    assert!(report.tuning.is_none() && report.record.notes.iter().any(|note| note.contains("were off by")), "{:?}", report.record.notes);
 }
 
 #[test]

@@ -234,7 +234,7 @@ fn what_cannot_be_exported_is_refused() {
     peer.tell("alloc 0 4096 1");
     let theirs = import(&node, &from_hex(&peer.tell("export 0 0 4096")));
     let message = refuse(theirs, 4096, MP_ERROR_NOT_SUPPORTED);
-    assert!(message.contains("memory of another process, imported here; export it there"), "{message}");
+    assert!(message.contains("memory of another process that was imported here; export it in that process"), "{message}");
     // This context cannot free it either.
     // SAFETY: refused.
     refused(unsafe { mp_free(node.context, theirs.cast()) }, MP_ERROR_INVALID_POINTER);
@@ -447,7 +447,7 @@ fn handles_from_elsewhere_are_refused_with_the_reason() {
     refuse(&|h| h.origin.network += 1, MP_ERROR_NOT_SUPPORTED, "from another container");
     refuse(&|h| h.origin.user += 1, MP_ERROR_NOT_SUPPORTED, "of another user");
     refuse(&|h| h.key.backend = 2, MP_ERROR_NOT_SUPPORTED, "MPGPU_BACKEND");
-    refuse(&|h| h.device[15] ^= 1, MP_ERROR_NOT_SUPPORTED, "which this process does not see");
+    refuse(&|h| h.device[15] ^= 1, MP_ERROR_NOT_SUPPORTED, "which is not visible to this process");
     refuse(&|h| h.key.allocation += 1, MP_ERROR_PEER_GONE, "freed");
     refuse(&|h| h.origin.token[0] ^= 1, MP_ERROR_PEER_GONE, "no longer exports anything");
     refuse(&|h| h.offset = 1, MP_ERROR_INVALID_ARGUMENT, "4096 bytes from byte 1 of an allocation of 4096 bytes");

@@ -517,7 +517,7 @@ fn counters_that_are_none_are_refused() {
     let remote = [signal(theirs.cast(), 1)];
     // SAFETY: as above.
     let message = refused(unsafe { mp_stream_wait_signals(node.context, null_mut(), remote.as_ptr(), 1) }, MP_ERROR_NOT_SUPPORTED);
-    assert!(message.contains("wait in memory of this process"), "{message}");
+    assert!(message.contains("a counter in memory of this process"), "{message}");
     peer.kill();
     // SAFETY: as above.
     refused(unsafe { mp_stream_raise_signals(node.context, null_mut(), remote.as_ptr(), 1) }, MP_ERROR_PEER_GONE);

@@ -240,7 +240,7 @@ fn what_was_measured_to_be_fastest_is_executed_and_followed_when_that_changes_an
         let json = plan.to_json();
         let variants = json["variants"].as_array().expect("a list");
         assert_eq!(variants.len(), 3, "{json:#}");
-        let name = ["plain copies", "all paths", "half of what is staged"][best];
+        let name = ["plain copies", "all paths", "half the staged bytes"][best];
         let in_force: Vec<_> = variants.iter().filter(|variant| variant["in_force"] == true).map(|variant| &variant["name"]).collect();
         assert_eq!(in_force, [name], "{json:#}");
     }

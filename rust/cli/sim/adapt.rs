@@ -145,7 +145,7 @@ impl Played<'_> {
     }
 
     fn to_text(&self) -> String {
-        let heads = ["plan", "all paths", "half of what is staged", "plain copies", "tries", "switches"];
+        let heads = ["plan", "all paths", "half the staged bytes", "plain copies", "tries", "switches"];
         let mut rows = vec![heads.map(str::to_owned).to_vec()];
         for (player, played) in self.play.players.iter().enumerate() {
             let all: u64 = played.executed.iter().sum();

@@ -60,7 +60,7 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
         }
         // If a variable is invalid, it is unknown which files contexts read.
         Err(reason) => {
-            let line = format!("contexts are refused: {reason}");
+            let line = format!("contexts cannot be created: {reason}");
             found.push(not_well(Refused, "settings", line, "set it as described in docs/reference/environment.md, or unset it"));
         }
     }
@@ -118,9 +118,9 @@ const FEATURES: [(&str, &[&str], &str, Level, &str); 8] = [
         Slow,
         "plans run on streams, each copy issued separately",
     ),
-    ("kernels brought in early", &["cuLaunchKernelEx"], "12.3", Slow, "small steps of ranks take a microsecond more on Hopper"),
-    ("stream numbers", &["cuStreamGetId"], "12.0", Slow, "each execution makes more driver calls"),
-    ("counters in streams", &["cuStreamBatchMemOp"], "11.7", Refused, "signals between processes are refused"),
+    ("programmatic dependent launch", &["cuLaunchKernelEx"], "12.3", Slow, "small steps of ranks take a microsecond more on Hopper"),
+    ("stream IDs", &["cuStreamGetId"], "12.0", Slow, "each execution makes more driver calls"),
+    ("stream memory operations", &["cuStreamBatchMemOp"], "11.7", Refused, "signals between processes are refused"),
     (
         "CUDA IPC",
         &["cuIpcGetMemHandle", "cuIpcOpenMemHandle", "cuIpcCloseMemHandle"],
@@ -129,7 +129,7 @@ const FEATURES: [(&str, &[&str], &str, Level, &str); 8] = [
         "memory of cudaMalloc cannot be shared",
     ),
     (
-        "pools between processes",
+        "shared memory pools",
         &[
             "cuMemPoolExportToShareableHandle",
             "cuMemPoolImportFromShareableHandle",
@@ -144,7 +144,7 @@ const FEATURES: [(&str, &[&str], &str, Level, &str); 8] = [
         "memory of pools cannot be shared",
     ),
     (
-        "descriptors of memory",
+        "shareable memory handles",
         &[
             "cuMemRetainAllocationHandle",
             "cuMemExportToShareableHandle",
@@ -179,7 +179,7 @@ fn features(cuda: &gpus::GpuFacts) -> Vec<Finding> {
         found.push(not_well(Refused, "features", line, "share memory of cudaMalloc or of mpgpu"));
     }
     if found.is_empty() {
-        found.push(well("features", "batched copies, graphs, counters in streams, CUDA IPC, pools and descriptors of memory"));
+        found.push(well("features", "batched copies, graphs, stream memory operations, CUDA IPC, shared pools and memory handles"));
     }
     found
 }
@@ -194,7 +194,7 @@ fn in_sight(facts: &Facts, cuda: &gpus::GpuFacts) -> Vec<Finding> {
     let seen = cuda.gpus.len() as u32;
     let all = facts.on_node.max(cuda.on_node.unwrap_or(0)).max(seen);
     let visible = facts.visible.as_ref().map_or("CUDA_VISIBLE_DEVICES is not set".into(), |value| format!("CUDA_VISIBLE_DEVICES={value}"));
-    let line = format!("{seen} of {all} visible ({visible})");
+    let line = format!("{seen} of {all} GPUs visible ({visible})");
     let mut found = vec![if seen == 1 && all > 1 {
         let line = format!("{line}: plans cannot relay through other GPUs and have one PCIe link");
         let remedy =
@@ -254,14 +254,14 @@ fn peers(cuda: &gpus::GpuFacts) -> Vec<Finding> {
     for one in &cuda.pairs {
         match &one.tried {
             Some(Ok(Tried::Lost(loss))) => {
-                let line = format!("GPUs {} report peer access and lose bytes: {loss}", pair(one));
+                let line = format!("GPUs {} report peer access, but copies between them lose bytes: {loss}", pair(one));
                 let remedy = "disable the IOMMU or set it to pass-through (kernel: intel_iommu=off, amd_iommu=off or iommu=pt), disable ACS on PCIe \
                               switches; plans avoid this pair";
                 found.push(not_well(Refused, "peers", line, remedy));
             }
             Some(Err(reason)) => {
                 let line = format!("GPUs {} could not be tested: {reason}", pair(one));
-                found.push(not_well(Unknown, "peers", line, "run it again while nothing else uses the GPUs"));
+                found.push(not_well(Unknown, "peers", line, "run mpgpu doctor again while nothing else uses the GPUs"));
             }
             _ => {}
         }
@@ -286,7 +286,7 @@ fn peers(cuda: &gpus::GpuFacts) -> Vec<Finding> {
             well("peers", format!("all bytes arrive, both ways, by copy engines and kernels; pairs tested: {intact}"))
         } else {
             let line = "access is reported, but was not tested";
-            not_well(Unknown, "peers", line, "run it without --no-trials")
+            not_well(Unknown, "peers", line, "run mpgpu doctor without --no-trials")
         });
     }
     found
@@ -301,7 +301,7 @@ fn fabric(cuda: &gpus::GpuFacts) -> Vec<Finding> {
                 Some((Refused, "is not registered with the fabric manager: CUDA or NVLink will not work".to_owned(), restart))
             }
             Fabric::InProgress => {
-                Some((Unknown, "is being registered with the fabric manager".to_owned(), "wait a minute, and run it again"))
+                Some((Unknown, "is being registered with the fabric manager".to_owned(), "wait a minute, and run mpgpu doctor again"))
             }
             Fabric::Failed(error) => Some((Refused, format!("failed to register with the fabric manager (NVML error {error})"), restart)),
             Fabric::None | Fabric::Up => None,
@@ -356,12 +356,12 @@ fn pinning(limits: &Limits, cuda: &gpus::GpuFacts) -> Vec<Finding> {
         None if limits.locked.is_none() => well("pinning", "ulimit -l is unlimited"),
         None => {
             let line = format!("ulimit -l is {locked}; pinning was not tested");
-            not_well(Unknown, "pinning", line, "run it without --no-trials, while a GPU is free")
+            not_well(Unknown, "pinning", line, "run mpgpu doctor without --no-trials while a GPU is free")
         }
         Some(tried) => match (&tried.whole, &tried.pieces) {
-            (Ok(()), _) => well("pinning", format!("{} at once, with ulimit -l {locked}", size(tried.bytes))),
+            (Ok(()), _) => well("pinning", format!("{} pinned in one call, with ulimit -l {locked}", size(tried.bytes))),
             (Err(reason), Some(Ok(()))) => {
-                let line = format!("{} cannot be pinned at once, only in pieces of {}: {reason}", size(tried.bytes), size(PIECE));
+                let line = format!("{} cannot be pinned in one call, only in blocks of {}: {reason}", size(tried.bytes), size(PIECE));
                 not_well(Slow, "pinning", line, remedy)
             }
             (Err(reason), _) => {
@@ -424,10 +424,10 @@ fn limits(limits: &Limits) -> Vec<Finding> {
 fn shm(shm: Option<(u64, u64)>) -> Finding {
     let remedy = "container: --ipc=host or --shm-size=8g; else: mount -o remount,size=50% /dev/shm";
     match shm {
-        None => not_well(Slow, "shm", "no /dev/shm: mpgpu does not need it, MPI and NCCL may", remedy),
+        None => not_well(Slow, "shm", "no /dev/shm: mpgpu does not use it, but MPI and NCCL may need it", remedy),
         Some((all, free)) if all < SMALL_SHM || free < all / 20 => {
             let line =
-                format!("/dev/shm has {}, {} free: mpgpu does not need it, MPI and NCCL share host memory there", size(all), size(free));
+                format!("/dev/shm has {}, {} free: mpgpu does not use it, but MPI and NCCL share host memory there", size(all), size(free));
             not_well(Slow, "shm", line, remedy)
         }
         Some((all, free)) => well("shm", format!("/dev/shm has {}, {} free", size(all), size(free))),
@@ -471,14 +471,16 @@ fn files(facts: &Facts) -> Vec<Finding> {
         found.push(match (is_named, *what) {
             (false, _) => not_well(Slow, what, format!("out of date, not used: {line}"), "mpgpu probe"),
             (true, "tuning") => {
-                not_well(Refused, what, format!("contexts are refused: {line}"), "run mpgpu tune again; or unset MPGPU_TUNING_FILE")
+                not_well(Refused, what, format!("contexts cannot be created: {line}"), "run mpgpu tune again; or unset MPGPU_TUNING_FILE")
             }
-            (true, _) => not_well(Refused, what, format!("contexts are refused: {line}"), "run mpgpu probe again; or unset MPGPU_TOPOLOGY"),
+            (true, _) => {
+                not_well(Refused, what, format!("contexts cannot be created: {line}"), "run mpgpu probe again; or unset MPGPU_TOPOLOGY")
+            }
         });
     }
     let several = facts.cuda.as_ref().is_ok_and(|cuda| cuda.gpus.len() > 1);
     if several && !facts.files.iter().any(|file| file.what != "tuning") {
-        let line = "no probe of these GPUs: how they share links and host memory is assumed";
+        let line = "no stored probe (measurement) of these GPUs: which links and host memory they share is assumed";
         found.push(not_well(Slow, "probe", line, "mpgpu probe, once, while nothing else runs"));
     } else if found.is_empty() {
         found.push(well("files", "no topology, probe or tuning file is in use"));

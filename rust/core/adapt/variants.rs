@@ -35,6 +35,6 @@ pub fn variant_name(variant: usize, count: usize) -> &'static str {
     match variant {
         _ if variant + 1 == count => "plain copies",
         0 => "all paths",
-        _ => "half of what is staged",
+        _ => "half the staged bytes",
     }
 }

@@ -234,7 +234,11 @@ impl Plan {
         // The bound is not meaningful for small transfers.
         (reached >= LEAST_PART).then(|| {
             let why = self.why_not_the_bound(machine, &bound).map(|why| format!(": {why}")).unwrap_or_default();
-            format!("at best {}, limited by {}{more}; the plan reaches {reached:.2} of that{why}", time(bound.seconds), names.join(", "))
+            format!(
+                "lower bound of the time: {}, limited by {}{more}; the plan reaches {reached:.2} of that speed{why}",
+                time(bound.seconds),
+                names.join(", ")
+            )
         })
     }
 
@@ -247,13 +251,13 @@ impl Plan {
         let loads = load(machine, &self.program, &batch);
         let (busiest, seconds) = (0..).zip(&loads).max_by(|a: &(usize, _), b| a.1.total_cmp(b.1))?;
         Some(if self.threads.is_some() {
-            "threads copy between pageable memory and what the links read".into()
+            "the copies of CPU threads between pageable and pinned memory take longer".into()
         } else if seconds / self.predicted < bound.seconds / seconds {
-            "the rest is starting copies, handing chunks on, and links that wait for each other".into()
+            "the rest is the start-up time of copies, the forwarding of chunks, and links that wait for each other".into()
         } else {
             let name = &machine.resources()[busiest].name;
             format!(
-                "its paths keep {name} busy for {}: further ones are ruled out by options, or cost more than they carry",
+                "its paths keep {name} busy for {}, and more paths are excluded by options, or would cost more time than they save",
                 time(*seconds)
             )
         })

@@ -100,7 +100,7 @@ pub(super) fn candidates(
             continue;
         }
         if !via.is_host() && !options.relays.has(via) {
-            reject(Reason::Option("relay_gpus leaves it out"));
+            reject(Reason::Option("relay_gpus excludes it"));
             continue;
         }
         if direct.is_some() && [shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable) {

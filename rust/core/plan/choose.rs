@@ -169,7 +169,7 @@ impl Selection<'_> {
                 if shares[i] < least.max(GRAIN as f64) {
                     self.closed[i] = Some(Reason::NoShare);
                 } else if rank >= self.options.max_paths as usize {
-                    self.closed[i] = Some(Reason::Option("max_paths is reached by larger shares"));
+                    self.closed[i] = Some(Reason::Option("max_paths is reached by paths that carry more bytes"));
                 } else {
                     continue;
                 }

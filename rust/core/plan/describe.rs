@@ -165,7 +165,7 @@ impl PathPlan {
             (Mechanism::Thread, ..) => "by threads".into(),
             (Mechanism::Copy, 0, 1) => "one copy".into(),
             (Mechanism::Copy, 0, chunks) if self.is_passed_on() => {
-                format!("forwarded by it, {chunks} chunks of {}", size(self.chunk_bytes))
+                format!("forwarded in {chunks} chunks of {}", size(self.chunk_bytes))
             }
             (Mechanism::Copy, 0, chunks) => format!("{chunks} chunks of {}", size(self.chunk_bytes)),
             (Mechanism::Copy, _, 1) => "one chunk".into(),
@@ -180,7 +180,7 @@ impl Tuned {
         let mut text = String::from("tuned: options come from a tuning file");
         for (what, share) in [("through the host", host_share), ("through other GPUs", relay_share)] {
             if share != 1000 {
-                text += &format!("; shares {what} x {:.3}", f64::from(share) / 1000.0);
+                text += &format!("; bytes {what} x {:.3}", f64::from(share) / 1000.0);
             }
         }
         if several {

@@ -152,21 +152,21 @@ pub enum PlanError {
     #[error("transfer {transfer}: {} does not exist: this machine has {}", device.in_words(), devices(*gpus, *hosts))]
     InvalidDevice { transfer: usize, device: DeviceId, gpus: u32, hosts: u32 },
     #[error(
-        "transfer {transfer}: no copy engine can move bytes from {} to {}, neither directly nor through one other device: \
-         give the topology a link between them{}",
+        "transfer {transfer}: no copy engine can move bytes from {} to {}, neither directly nor through one other device: add a link \
+         between them to the topology{}",
         src.in_words(), dst.in_words(), if *is_free { "" } else { ", or allow the host path and all relays" }
     )]
     NoRoute { transfer: usize, src: DeviceId, dst: DeviceId, is_free: bool },
     #[error("{name}={value}: must be {least} or more")]
     Option { name: &'static str, value: u64, least: u64 },
     #[error(
-        "{name}={value}: must be from {} to {} thousandths of the model's share",
+        "{name}={value}: must be from {} to {}, in thousandths of the share that the model chooses",
         WEIGHTS.start(), WEIGHTS.end()
     )]
     Weight { name: &'static str, value: u16 },
     #[error(
-        "transfer {transfer}: must be staged on another device, but staging_bytes={staging_bytes} leaves its ring {ring_bytes} bytes: \
-         {} or more are needed for each ring",
+        "transfer {transfer}: must be staged on another device, but staging_bytes={staging_bytes} leaves {ring_bytes} bytes for its \
+         staging buffer: each staging buffer needs {} or more",
         2 * GRAIN
     )]
     Staging { transfer: usize, staging_bytes: u64, ring_bytes: u64 },

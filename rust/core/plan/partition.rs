@@ -50,9 +50,9 @@ pub fn partition_variants(machine: &Machine, plan: Plan, forecast: &PartitionFor
         PartitionVariant { name, seconds, plan: Plan { program, ..plan.clone() }, how }
     };
     let by_itself = Arc::new(partition(&plan, &forecast.partitions));
-    let mut variants = vec![variant("each partition by itself", most, by_itself, PartitionMove::Early)];
+    let mut variants = vec![variant("each partition as soon as it is ready", most, by_itself, PartitionMove::Early)];
     if adapts && most > 1 {
-        variants.push(variant("all partitions after their producers", 1, Arc::clone(&plan.program), PartitionMove::After));
+        variants.push(variant("all partitions after their producers have finished", 1, Arc::clone(&plan.program), PartitionMove::After));
     }
     variants
 }

@@ -96,26 +96,30 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
         (Reason::NoRoute, Some(_)) => format!("no copy engine can copy from the relay to {dst}"),
         (Reason::SharesDirect { .. }, _) if among_many => "passes a link of the direct path, and adds no capacity".into(),
         (Reason::SharesDirect { resource: at }, _) => {
-            format!("passes {} like the direct path, and adds no capacity", resource(at.0 as usize))
+            format!("passes {}, as the direct path does, and adds no capacity", resource(at.0 as usize))
         }
         (Reason::Option(why), _) => (*why).into(),
-        (Reason::Pageable, _) => "pageable host memory is staged by the driver, in one piece; pinned memory can take several paths".into(),
+        (Reason::Pageable, _) => "the driver copies pageable host memory over one path; copies of pinned memory can use several".into(),
         (Reason::FixedCost { seconds, without }, _) => {
-            format!("its first byte would arrive after {}, the batch is done in {} without it", time(*seconds), time(*without))
+            format!("its first byte would arrive after {}, but without it the batch takes only {}", time(*seconds), time(*without))
         }
         (Reason::NoShare, via) => match loads.busiest(machine, shape, via) {
-            Some((_, busy)) if busy >= IN_USE && among_many => "a link of it is busy with paths that make better use of it".into(),
+            Some((_, busy)) if busy >= IN_USE && among_many => {
+                "a link of the path is busy with paths that make better use of the link".into()
+            }
             Some((at, busy)) if busy >= IN_USE => {
                 format!("{} is busy for {:.0} % of the time with paths that make better use of it", resource(at), 100.0 * busy.min(1.0))
             }
             _ => "its bytes would not outweigh its fixed cost".into(),
         },
         (Reason::NotFaster { seconds, one_path }, _) => {
-            format!("several paths would take {}, one path {}: too little gain to risk it", time(*seconds), time(*one_path))
+            format!("several paths would take {} and one path {}: the modelled gain is too small", time(*seconds), time(*one_path))
         }
-        (Reason::Turns, _) => "copies of one GPU go to several others by turns, which parts of uneven size would upset".into(),
+        (Reason::Turns, _) => {
+            "the copies of one GPU go to several others in turn, and parts of unequal size would disturb this order".into()
+        }
         (Reason::Staging { ring_bytes }, _) => {
-            format!("the staging bound leaves its ring {}; more staging_bytes would admit it", size(*ring_bytes))
+            format!("the limit of staging memory leaves {} for its buffer; a larger staging_bytes would allow it", size(*ring_bytes))
         }
     }
 }

@@ -277,11 +277,13 @@ impl Parts {
 pub enum PartViolation {
     #[error("{parts} parts for {ranks} ranks")]
     PartCount { parts: usize, ranks: u32 },
-    #[error("rank {rank}, step {step}: its lane, its operation or a step that it follows does not exist or is not earlier")]
+    #[error(
+        "rank {rank}, step {step}: its lane (internal stream) or operation does not exist, or a step that it follows is not an earlier one"
+    )]
     BadStep { rank: u32, step: u32 },
-    #[error("rank {rank}, step {step}: operation {op} is the work of rank {worker}")]
+    #[error("rank {rank}, step {step}: operation {op} must be executed by rank {worker}")]
     WrongRank { rank: u32, step: u32, op: u32, worker: u32 },
-    #[error("the copies of operation {op} must all be done, once each")]
+    #[error("each copy of operation {op} must be made exactly once")]
     Copies { op: u32 },
     #[error("flag {flag} must be set once by rank {raiser} and waited for once by rank {taker}")]
     FlagUse { flag: u32, raiser: u32, taker: u32 },
@@ -291,10 +293,11 @@ pub enum PartViolation {
     RaisedTwice { flag: u32, taker: u32 },
     #[error("operation {op} may run before operation {after}, on which it depends")]
     Unordered { op: u32, after: u32 },
-    #[error("operation {op} may use slot {slot} of ring {ring} before the last step's operation {earlier} has done with it")]
+    #[error("operation {op} may use slot {slot} of ring {ring} before operation {earlier} of the previous step has finished with it")]
     SlotOfLastStep { op: u32, earlier: u32, ring: u32, slot: u32 },
     #[error(
-        "operation {op} of rank {rank} may touch memory of rank {owner} before that rank has reached the step, or after it has left it"
+        "operation {op} of rank {rank} may access memory of rank {owner} before rank {owner} has reached the step, or after it has left \
+         the step"
     )]
     OutsideStep { op: u32, rank: u32, owner: u32 },
 }

@@ -20,13 +20,14 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Violation {
-    #[error("operation {op} names lane {lane}, but the program has {lanes}")]
+    #[error("operation {op} names lane {lane} (internal stream), but the program has {lanes} lanes")]
     NoSuchLane { op: u32, lane: u32, lanes: usize },
     #[error(
-        "operation {op} is a {mechanism:?} on lane {lane}, which two devices may work on; only plain copies and kernels can be issued by either"
+        "operation {op} is a {mechanism:?} on lane {lane}, to which two devices may issue; only plain copies and kernels can be issued by \
+         either device"
     )]
     TwoDevices { op: u32, lane: u32, mechanism: Mechanism },
-    #[error("operation {op} is a {mechanism:?} on lane {lane}: threads work on lanes of host memory")]
+    #[error("operation {op} is a {mechanism:?} on lane {lane}: operations of threads must be on lanes of host memory")]
     NoThread { op: u32, lane: u32, mechanism: Mechanism },
     #[error("operation {op} waits for operation {after}, which is not earlier")]
     NotBackwards { op: u32, after: u32 },

@@ -150,7 +150,7 @@ pub fn topology(seen: &Seen) -> Topology {
     nodes.insert(root.0 as usize, Node { name: "root0".into(), kind: NodeKind::Switch { peer: over_pcie } });
     let (read, write) = host_bandwidth(generation);
     wires.pair(host, root, LinkKind::Host, read, write);
-    assumed.push("one way to host memory for all GPUs, and its capacity");
+    assumed.push("one path to host memory for all GPUs, and its capacity");
 
     let name = seen.gpus.first().map_or("no GPU", |gpu| gpu.name.as_str());
     let mut description = format!("{count} x {name}; seen: {}", list(&known));

@@ -62,8 +62,8 @@ impl Residuals {
         }
         let [off, most] = [self.median, most].map(|part| part * 100.0);
         Err(format!(
-            "its own check of {} sets of copies was off by {off:.0} % (median), and more than {most:.0} % is not used: probe while nothing else \
-             uses the machine",
+            "its predictions for {} sets of copies were off by {off:.0} % (median), but only {most:.0} % are accepted: probe again while \
+             nothing else uses the machine",
             self.count
         ))
     }
@@ -125,7 +125,7 @@ impl Entry {
             return refuse(format!("{} notes; at most {MAX_NOTES} are kept", self.notes.len()));
         }
         if ![self.residuals.median, self.residuals.worst].iter().all(|part| (0.0..=1e6).contains(part)) {
-            return refuse("`residuals` are parts of a time, 0 or more: 0.02 is 2 %".into());
+            return refuse("`residuals` are fractions of a time, 0 or more: 0.02 is 2 %".into());
         }
         Ok(Record {
             format: self.format,
@@ -190,14 +190,14 @@ impl Fingerprint {
     /// valid for `now`.
     pub fn gpus_of(&self, now: &Fingerprint) -> Result<Vec<u32>, String> {
         let differ = |what: &str, then: &str, now: &str| {
-            (then != now).then(|| format!("it was probed with {what} {then:?}, and this is {now:?}")).map_or(Ok(()), Err)
+            (then != now).then(|| format!("it was probed with {what} {then:?}, but the current {what} is {now:?}")).map_or(Ok(()), Err)
         };
         differ("backend", &self.backend, &now.backend)?;
         differ("host", &self.host, &now.host)?;
         differ("driver", &self.driver, &now.driver)?;
         let find = |gpu: &Gpu| {
             let position = self.gpus.iter().position(|known| known == gpu);
-            position.map(|index| index as u32).ok_or_else(|| format!("it does not know {} {}", gpu.name, gpu.uuid))
+            position.map(|index| index as u32).ok_or_else(|| format!("it does not contain {} {}", gpu.name, gpu.uuid))
         };
         now.gpus.iter().map(find).collect()
     }
