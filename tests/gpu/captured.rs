@@ -328,7 +328,7 @@ fn a_tree_is_captured_and_every_launch_passes_on_the_bytes_of_its_own() {
     let dsts = devices.map(|device| context.allocate(device, bytes).expect("memory"));
     let transfers = [0, 1].map(|i| Transfer { dst: dsts[i], dst_device: devices[i], src, src_device: DeviceId::HOST, bytes });
     let plan = context.plan(&transfers, &PlanOptions::default()).expect("a plan");
-    assert!(plan.describe().contains("forwarded by"), "it is a tree:\n{}", plan.describe());
+    assert!(plan.describe().contains("forwarded in"), "it is a tree:\n{}", plan.describe());
     let streams = [(); 2].map(|()| context.create_stream(GPU0).expect("a stream"));
     let graph = Graph::capture(GLOBAL, streams[0], || plan.enqueue(streams[0]).expect("captured"));
     for round in 0..8 {
