@@ -1,10 +1,10 @@
 //! Allocates GPU memory by CUDA's virtual memory API. Such memory can be shared with other processes by a file descriptor.
 //!
-//! CUDA IPC can only open the driver's whole block that contains an allocation of `cuMemAlloc`. The driver refuses to open it (208,
-//! `ALREADY_MAPPED`) in two cases: another library of the process has opened that block, or another library still has a mapping of a freed
-//! block at the same address. Both may happen with UCX. A file descriptor can be mapped any number of times, and its memory shares no block
-//! with other memory. The library therefore uses this module for its own shared memory. Memory of `mp_alloc` is allocated by `cuMemAlloc`,
-//! because programs pass it to MPI, and UCX supports only CUDA IPC.
+//! CUDA IPC can only open the driver's whole block that contains an allocation of `cuMemAlloc`. The driver refuses to open the block (208,
+//! `ALREADY_MAPPED`) if another library of the process has already opened it. It also refuses if another library still has a mapping of a
+//! freed block at the same address. Both may happen with UCX. A file descriptor can be mapped any number of times, and its memory shares no
+//! block with other memory. The library therefore uses this module for its own shared memory. Memory of `mp_alloc` is allocated by
+//! `cuMemAlloc`, because programs pass it to MPI, and UCX supports only CUDA IPC.
 
 use super::driver::{Code, Driver, OutsideCapture, call_optional, code, handle};
 use super::gpus::Gpus;

@@ -47,9 +47,9 @@ impl Finished {
         Finished { mark, owner, gpu, stream: number, verdict, timed, behind, is_seen_done: AtomicBool::new(false) }
     }
 
-    /// Returns this completion for use by another execution, and resets it. Returns `None` if another reference to the completion exists,
-    /// if its event belongs to a GPU other than that of the new execution, or if it has the result of a comparison. The caller must record
-    /// the event.
+    /// Returns this completion for use by another execution, and resets it. `start` is the state of that execution's stream. Returns `None`
+    /// in three cases: another reference to the completion exists, its event belongs to another GPU than the stream, or it has the result
+    /// of a comparison. The caller must record the event.
     pub fn renewed(mut self: Arc<Finished>, start: &Start) -> Option<Arc<Finished>> {
         let end = Arc::get_mut(&mut self)?;
         if end.gpu != start.gpu || end.verdict.is_some() {
@@ -121,8 +121,8 @@ impl CompletionState for Finished {
         self.wait()?;
         let mut timed = lock(&self.timed);
         if let Timed::Enqueued(timing) = &*timed {
-            // The timestamps are read now, and their events are destroyed. The completion itself may be kept for a long time, because it
-            // may be that of the last user of staging memory.
+            // The timestamps are read now, and their events are destroyed. The completion itself may be kept for a long time, as the
+            // completion of the last execution that used some staging memory.
             *timed = Timed::Read(Box::new(timing.read()?));
         }
         match &*timed {

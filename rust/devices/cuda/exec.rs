@@ -167,8 +167,8 @@ impl Exec {
         Arc::ptr_eq(&self.endpoints, execution.endpoints) && Arc::ptr_eq(&self.rings, execution.rings)
     }
 
-    /// True if the executable graph has an address of `execution` at the same position, but for an allocation that has been freed since.
-    /// `memory` contains the identifiers of the execution's allocations.
+    /// True if an address in the executable graph equals the address of `execution` at the same position, but belonged to another
+    /// allocation, which has been freed since. `memory` contains the identifiers of the execution's allocations.
     pub fn has_address_of_other(&self, execution: &Execution<'_>, memory: &[u64]) -> bool {
         let before = self.endpoints.iter().flat_map(|ends| [ends.dst, ends.src]).zip(&*self.memory);
         let now = execution.endpoints.iter().flat_map(|ends| [ends.dst, ends.src]).zip(memory);

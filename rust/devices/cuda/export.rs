@@ -2,16 +2,17 @@
 //!
 //! | memory | form of sharing |
 //! | --- | --- |
-//! | host memory allocated to be shared | memory file, pinned by `cuMemHostRegister` in each process that maps it |
-//! | `cuMemAlloc`, `cudaMalloc` | CUDA IPC |
-//! | virtual memory API, created for POSIX file descriptors: GPU memory that this backend allocates to be shared ([`chunk`](super::chunk)), and memory of others | file descriptor |
-//! | pools created for POSIX file descriptors | descriptor of the pool, and the driver's name of the allocation (`pools`) |
-//! | all other memory | refused with the remedy |
+//! | host memory that was allocated to be shared | memory file, which each process maps and pins by `cuMemHostRegister` |
+//! | memory of `cuMemAlloc` or `cudaMalloc` | CUDA IPC |
+//! | memory of the virtual memory API that was created for POSIX file descriptors | file descriptor |
+//! | memory of pools that were created for POSIX file descriptors | file descriptor of the pool, and the driver's description of the allocation (module `pools`) |
+//! | all other memory | refused with an error that names the remedy |
 //!
-//! Large host memory that is not shared uses huge pages (`host_memory`). Memory files have no huge pages on systems with default settings.
+//! The third row includes GPU memory that this backend allocates to be shared ([`chunk`](super::chunk)). Large host memory that is not
+//! shared uses huge pages (`host_memory`). Memory files have no huge pages on systems with default settings.
 //!
-//! Memory of another process is mapped through the GPU of the calling thread, or one that is already in use, so that a rank does not create
-//! a context on each GPU of its neighbours.
+//! Memory of another process is mapped through the GPU of the calling thread, or through another GPU that is already in use. A rank
+//! therefore does not create a context on each GPU of its neighbours.
 
 use super::chunk::descriptor_of;
 use super::driver::{OutsideCapture, call_optional, handle};

@@ -1,5 +1,5 @@
-//! Launches three kinds of kernels on GPUs: the fused copy kernel, which copies many segments in one launch, the wait kernel, which waits
-//! for signals, and action kernels. An action kernel executes a list of actions, which wait for flags, copy segments and set flags.
+//! Launches three kinds of kernels on GPUs. The fused copy kernel copies many segments in one launch. The wait kernel waits for signals.
+//! Action kernels execute lists of actions, which wait for flags, copy segments and set flags.
 //!
 //! The library contains the kernels as PTX (`cpp/segment_copy_kernel.ptx`). The driver compiles the PTX for a GPU when a kernel is first
 //! needed. The script `tests/gpu/ptx` generates the PTX from `cpp/segment_copy_kernel.cu` and reports when the two differ. On Hopper and

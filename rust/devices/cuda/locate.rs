@@ -10,8 +10,8 @@ use crate::topology::DeviceId;
 use cudarc::driver::sys::CUdevice_attribute;
 
 impl Core {
-    /// Allocates memory on `device` and returns its address. If `is_shared` is true, other processes can map the memory: host memory is a
-    /// memory file, and GPU memory is a separate block of the driver ([`chunk`](super::chunk)).
+    /// Allocates memory on `device` and returns its address. If `is_shared` is true, other processes can map the memory. Shared host memory
+    /// is a memory file. Shared GPU memory does not lie in the same block of the driver as other memory ([`chunk`](super::chunk)).
     pub fn allocate(&self, device: DeviceId, bytes: u64, is_shared: bool) -> Result<u64, BackendError> {
         self.gpus.check_device(device)?;
         self.gpus.check_alive()?;
@@ -149,8 +149,8 @@ impl Core {
     }
 
     /// True if a copy that `gpu` makes may read and write this range. This includes memory that kernels of `gpu` cannot access, because the
-    /// driver copies such memory through a staging buffer. There are two exceptions: memory of pools and of the virtual memory API to which
-    /// `gpu` has no access, and memory of another process that was opened by CUDA IPC, which has another address on this GPU.
+    /// driver copies such memory through a staging buffer. False for memory of pools and of the virtual memory API to which `gpu` has no
+    /// access. Also false for memory of another process that is shared by CUDA IPC and cannot be opened through `gpu`.
     pub fn copies_reach(&self, gpu: usize, address: u64, bytes: u64, known: &Attributes) -> Result<bool, BackendError> {
         let is_staged = || self.sharing.opened_for(&self.gpus, gpu, address).is_none() && (!known.is_device() || known.plain != 0);
         Ok(self.kernel_reaches(gpu, address, bytes, known)? || is_staged())

@@ -56,7 +56,8 @@ pub(super) struct Owned {
     pub registered: Option<PageRange>,
 }
 
-/// Returns a unique number for an allocation. Numbers of this kind never equal a buffer ID, because the driver counts its IDs up from 1.
+/// Returns a unique number for an allocation. The numbers start at 2^63. They never equal a buffer ID of the driver, because these IDs
+/// count up from 1.
 pub(super) fn own_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 63);
     NEXT.fetch_add(1, Ordering::Relaxed)

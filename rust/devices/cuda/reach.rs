@@ -23,10 +23,10 @@ impl Core {
         Ok(primary.kernel().map(|kernel| kernel.copier(host)))
     }
 
-    /// Returns the GPU that runs a lane (sequence of operations) planned for `gpu`. This is `gpu` itself, unless it cannot access some
-    /// memory of the plan, and a GPU that owns memory of the plan can access all of it. The result can differ from `gpu` if the plan uses
-    /// memory of a pool or of the virtual memory API. Until the program grants access to other GPUs, only the owner can access such memory.
-    /// The owner can usually access the memory of other GPUs.
+    /// Returns the GPU that runs a lane (sequence of operations) planned for `gpu`. Usually this is `gpu` itself. If `gpu` cannot access
+    /// some memory of the plan, it is a GPU that owns memory of the plan and can access all memory of the plan, if there is one. This
+    /// happens with memory of pools and of the virtual memory API. Only its owner can access such memory until the program grants access to
+    /// other GPUs, and the owner can usually access the memory of other GPUs as well.
     pub fn reaching(&self, execution: &Execution<'_>, gpu: usize, kept: &PlanState) -> Result<usize, BackendError> {
         if self.is_reached(execution, gpu, kept)? {
             return Ok(gpu);

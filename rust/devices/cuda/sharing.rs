@@ -149,7 +149,7 @@ impl Sharing {
             Source::Own(_) | Source::Pinned(_) => unpin(gpus, base)?,
             Source::Ipc(opened) => close(gpus, &opened)?,
             Source::OwnOnGpu(chunk) => {
-                // All work that uses the memory must finish before it is unmapped, as before `cuMemFree`.
+                // `cuMemFree` waits for all work that uses the memory, but unmapping does not. The wait is therefore made here.
                 let drained = if gpus.has_lost() { Ok(()) } else { gpus.primary(held.allocation.device.0 as usize)?.drain() };
                 chunk.unmap(gpus).and(drained)?;
             }
@@ -194,9 +194,9 @@ impl Sharing {
         Ok((base, Source::Ipc(Opened { payload: opened.payload, owner, through: smallvec![(gpu, Some(base))], is_adopted: true })))
     }
 
-    /// Returns the address that `gpu` uses for a byte of memory that was opened by CUDA IPC. `address` is the byte's address that the
-    /// import returned. The function opens the memory through `gpu` if necessary. Returns `Some(None)` if `gpu` cannot open the memory, and
-    /// `None` if the memory was not opened by CUDA IPC.
+    /// Returns the address that `gpu` uses for a byte of memory that was opened by CUDA IPC. `address` is the address of this byte in the
+    /// mapping that the import returned. The function opens the memory through `gpu` if necessary. Returns `Some(None)` if `gpu` cannot
+    /// open the memory, and `None` if the memory was not opened by CUDA IPC.
     pub fn opened_for(&self, gpus: &Gpus, gpu: usize, address: u64) -> Option<Option<u64>> {
         if !self.has_opened.load(Ordering::Acquire) {
             return None;
