@@ -95,8 +95,8 @@ typedef struct mp_messenger_s *mp_messenger_t;
 /// other rank passes a descriptor of the same transfer with the same tag, which gives the position.
 #define MP_BY_TAG 0xFFFFFFFF
 
-/// Request: an execution of a plan, a send or a receive, for whose completion the program can wait. The handle is a
-/// number, not an address.
+/// Request: an execution of a plan, a send, a receive or a fetch, for whose completion the program can wait. The handle
+/// is a number, not an address.
 typedef struct mp_request *mp_request_t;
 
 /// Major version of this header. It increases with incompatible changes.
@@ -207,8 +207,9 @@ typedef enum {
 typedef enum {
     /// Method named by `MPGPU_SIGNAL_WAIT`. If the variable is not set, streams wait by stream operations.
     ///
-    /// Exception: for plans between ranks with one GPU each (`mp_node_plan`), executions that move few bytes wait in
-    /// one kernel per rank, except for some executions after a rank was late. See docs/reference/waiting.md.
+    /// Exception: executions of a plan of `mp_node_plan` that move few bytes between ranks with one GPU each wait in
+    /// one kernel per rank. After a rank was late, some of them wait by stream operations, too. See
+    /// docs/reference/waiting.md.
     MP_SIGNAL_WAIT_DEFAULT = 0,
     /// Stream memory operation (`cuStreamWaitValue64` on CUDA). It occupies no multiprocessor.
     MP_SIGNAL_WAIT_OPERATION = 1,
@@ -217,7 +218,7 @@ typedef enum {
     MP_SIGNAL_WAIT_KERNEL = 2,
 } mp_signal_wait_t;
 
-/// Agent: the hardware that copies the partitions of a transfer, for example copy engines or a kernel. A partition is
+/// Agent: the hardware that performs the copies of partitions, for example copy engines or a kernel. A partition is
 /// copied as soon as its producer (the kernel that computes it) has marked it ready.
 typedef enum {
     /// The library chooses what performs the copies. It uses copy engines, with the number of partitions that
@@ -417,8 +418,8 @@ typedef struct {
     /// in which each rank lists or sees them. `MP_RELAY_NONE` allows no GPU.
     uint64_t relay_gpus;
     /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. The variants use all
-    /// paths, half of the staged bytes, or only direct copies. In plans of `mp_node_plan` this option affects only
-    /// `MP_AGENT_AUTO`.
+    /// paths, all paths with half of the data on the paths with staging buffers, or only direct paths. In plans of
+    /// `mp_node_plan` this option affects only `MP_AGENT_AUTO`.
     mp_switch_t adapt;
     /// Number of chunks on each path through another GPU. Overrides `chunk_bytes`. The library uses more chunks if the
     /// staging limit requires it.
@@ -625,7 +626,7 @@ typedef struct {
     uint64_t bytes;
     /// Size of each partition except the last, bytes.
     uint64_t partition_bytes;
-    /// Number of partitions.
+    /// Number of partitions of the transfer.
     uint32_t partitions;
     /// Number of arrival flags per partition.
     uint32_t arrived_flags;
@@ -643,11 +644,11 @@ typedef int (*mp_produce_t)(void *user, const mp_trigger_t *triggers, size_t cou
 typedef struct {
     /// `sizeof(mp_partition_tuning_t)`.
     size_t size;
-    /// Bit mask of the agents (what performs the copies) to measure, for example `1 << MP_AGENT_COPY_ENGINE`. 0 selects
-    /// only copy engines.
+    /// Bit mask of the agents (`mp_agent_t`: what performs the copies) to measure, for example `1 <<
+    /// MP_AGENT_COPY_ENGINE`. 0 selects only copy engines.
     ///
     /// Include `MP_AGENT_PRODUCER` only if the producers write to the address from `mp_trigger_t::step`.
-    /// `MP_AGENT_AUTO` requires that `arrivals` is off. Its measurement starts with 48 untimed steps, in which it
+    /// `MP_AGENT_AUTO` requires that `arrivals` is off. Its measurement starts with 48 untimed executions, in which it
     /// chooses a method. It considers stores by the producers only if the mask also contains `MP_AGENT_PRODUCER`.
     uint32_t agents;
     /// Number of times that each candidate is executed and timed, at most 1000. 0 selects 7.
@@ -833,9 +834,9 @@ mp_status_t mp_alloc_shared(mp_context_t context, int32_t device, uint64_t bytes
 
 /// Frees memory from `mp_alloc` or `mp_alloc_shared`. NULL does nothing.
 ///
-/// Like `cudaFree`, it blocks until all work that the context has enqueued so far has finished. It does not wait for
-/// work in a stream that is being captured. Plans that use the memory can no longer be executed. No other thread may
-/// enqueue work that uses the memory during the call. May be called from any thread, but not from a host function.
+/// Like `cudaFree`, the call blocks until all work that the context has enqueued so far has finished. It does not wait
+/// for work in a stream that is being captured. Plans that use the memory can no longer be executed. No other thread
+/// may enqueue work that uses the memory during the call. May be called from any thread, but not from a host function.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if this context did not allocate `memory`, or if it
 /// was already freed.
@@ -912,9 +913,9 @@ mp_status_t mp_stream_destroy(mp_context_t context, mp_stream_t stream);
 ///
 /// Errors:
 /// - `MP_ERROR_INVALID_HANDLE`.
-/// - `MP_ERROR_PEER_GONE` if a process exited for which this stream was waiting (for signals or in a plan of
-///   `mp_node_plan`), so that the wait was abandoned. It is returned once. The wait may also have been in a stream for
-///   which this stream has waited. See `mp_stream_wait_signals`.
+/// - `MP_ERROR_PEER_GONE`, once, if a wait was abandoned because a process exited. This is a wait for signals or in a
+///   plan of `mp_node_plan`, in this stream or in a stream for which this stream has waited. See
+///   `mp_stream_wait_signals`.
 /// - Any other error is a failure of work in the stream.
 mp_status_t mp_stream_synchronize(mp_context_t context, mp_stream_t stream);
 
@@ -1005,7 +1006,7 @@ mp_status_t mp_stream_wait_event(mp_context_t context, mp_stream_t stream, mp_ev
 ///
 /// Plans are cached in the context. Planning the same request again takes only a look-up. If a cached plan has equal
 /// transfers apart from the addresses, it is reused with the new addresses. Transfers are equal in this sense if they
-/// have the same order, devices, kinds of memory and sizes, and if the same ones share a source of 1 MiB or more.
+/// have the same order, devices, kinds of memory and sizes, and if the same transfers share a source of 1 MiB or more.
 ///
 /// Errors:
 /// - `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_OVERLAP`, `MP_ERROR_NO_ROUTE`. The text contains the index of the transfer.
@@ -1053,9 +1054,8 @@ mp_status_t mp_plan_get_info(mp_plan_t plan, mp_plan_info_t *info);
 /// creates internal streams and events. It may take milliseconds, and may block until work on the GPUs has finished.
 /// Other processes need not call it. While `stream` is being captured, no graph is instantiated.
 ///
-/// In a time loop, call it before the first step, once for each plan and stream. The context keeps graphs only for the
-/// most recently executed plans (`mp_context_options_t::cache_graphs`). May be called from any thread, but not from a
-/// host function.
+/// Call it before a time loop, once for each plan and stream. The context keeps graphs only for the most recently
+/// executed plans (`mp_context_options_t::cache_graphs`). May be called from any thread, but not from a host function.
 ///
 /// Errors: the errors of `mp_execute`.
 mp_status_t mp_plan_prepare(mp_plan_t plan, mp_stream_t stream);
@@ -1088,7 +1088,7 @@ mp_status_t mp_execute(mp_plan_t plan, mp_stream_t stream, mp_request_t *request
 ///
 /// Turn each element of `pieces` into a transfer and plan all of them together:
 /// - In one process, turn it into an `mp_transfer_t` between two devices, and call `mp_plan`.
-/// - Between ranks, turn each element in which `from` or `to` is the own rank into a send or receive descriptor with
+/// - Between ranks, turn each element in which `from` or `to` is this rank into a send or receive descriptor with
 ///   `MP_BY_TAG`, and call `mp_node_plan`.
 ///
 /// Leave out an element whose source and destination address are equal (in-place operation). Data that several
@@ -1364,9 +1364,9 @@ mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 /// Functions that wait for all work of the context (`mp_free`, `mp_memory_close`, `mp_context_destroy`) block until
 /// these waits have ended.
 ///
-/// If a process that has mapped the memory of a counter exits without closing it, waits in this memory that are not
-/// satisfied are abandoned. Later work in the stream, and work in other streams that is ordered after it, then runs
-/// with stale data. This error (`MP_ERROR_PEER_GONE`) is reported as follows:
+/// If a process that has mapped the memory of a counter exits without closing it, the waits for counters in this memory
+/// that have not reached their values are abandoned. Later work in the stream, and work in other streams that is
+/// ordered after it, then runs with stale data. This error (`MP_ERROR_PEER_GONE`) is reported as follows:
 /// - The next `mp_stream_synchronize` returns it once, after the work has finished. This applies to a stream that waits
 ///   in this memory, and to a stream that has waited for such a stream by `mp_stream_wait_event`.
 /// - `mp_wait`, `mp_test` and `mp_event_synchronize` return it for work that was enqueued before its stream reported
@@ -1374,7 +1374,7 @@ mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 /// - Streams that are ordered by CUDA's own events do not report it, because the library does not know this order.
 /// - If the abandoned wait was captured in a graph, every stream reports it, because the library does not know the
 ///   stream in which the graph was launched.
-/// - Later calls whose wait in this memory could not be satisfied are rejected.
+/// - Later calls are rejected if they would wait for a counter in this memory that can no longer reach its value.
 ///
 /// Errors:
 /// - `MP_ERROR_INVALID_POINTER` for a counter that is NULL, not aligned or not in memory that the context knows. The

@@ -14,7 +14,7 @@ const MOST: u32 = 1024;
 ///
 /// Turn each element of `pieces` into a transfer and plan all of them together:
 /// - In one process, turn it into an `mp_transfer_t` between two devices, and call `mp_plan`.
-/// - Between ranks, turn each element in which `from` or `to` is the own rank into a send or receive descriptor with
+/// - Between ranks, turn each element in which `from` or `to` is this rank into a send or receive descriptor with
 ///   `MP_BY_TAG`, and call `mp_node_plan`.
 ///
 /// Leave out an element whose source and destination address are equal (in-place operation). Data that several

@@ -57,9 +57,9 @@ fn allocate(context: mp_context_t, bytes: u64, memory: *mut *mut c_void, from: i
 
 /// Frees memory from `mp_alloc` or `mp_alloc_shared`. NULL does nothing.
 ///
-/// Like `cudaFree`, it blocks until all work that the context has enqueued so far has finished. It does not wait for
-/// work in a stream that is being captured. Plans that use the memory can no longer be executed. No other thread may
-/// enqueue work that uses the memory during the call. May be called from any thread, but not from a host function.
+/// Like `cudaFree`, the call blocks until all work that the context has enqueued so far has finished. It does not wait
+/// for work in a stream that is being captured. Plans that use the memory can no longer be executed. No other thread
+/// may enqueue work that uses the memory during the call. May be called from any thread, but not from a host function.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if this context did not allocate `memory`, or if it
 /// was already freed.

@@ -62,7 +62,7 @@ pub(super) fn forget_all(context: &Arc<Context>) {
 ///
 /// Plans are cached in the context. Planning the same request again takes only a look-up. If a cached plan has equal
 /// transfers apart from the addresses, it is reused with the new addresses. Transfers are equal in this sense if they
-/// have the same order, devices, kinds of memory and sizes, and if the same ones share a source of 1 MiB or more.
+/// have the same order, devices, kinds of memory and sizes, and if the same transfers share a source of 1 MiB or more.
 ///
 /// Errors:
 /// - `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_OVERLAP`, `MP_ERROR_NO_ROUTE`. The text contains the index of the transfer.
@@ -222,9 +222,8 @@ pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_in
 /// creates internal streams and events. It may take milliseconds, and may block until work on the GPUs has finished.
 /// Other processes need not call it. While `stream` is being captured, no graph is instantiated.
 ///
-/// In a time loop, call it before the first step, once for each plan and stream. The context keeps graphs only for the
-/// most recently executed plans (`mp_context_options_t::cache_graphs`). May be called from any thread, but not from a
-/// host function.
+/// Call it before a time loop, once for each plan and stream. The context keeps graphs only for the most recently
+/// executed plans (`mp_context_options_t::cache_graphs`). May be called from any thread, but not from a host function.
 ///
 /// Errors: the errors of `mp_execute`.
 #[unsafe(no_mangle)]

@@ -47,9 +47,9 @@ pub extern "C" fn mp_stream_destroy(context: mp_context_t, stream: mp_stream_t) 
 ///
 /// Errors:
 /// - `MP_ERROR_INVALID_HANDLE`.
-/// - `MP_ERROR_PEER_GONE` if a process exited for which this stream was waiting (for signals or in a plan of
-///   `mp_node_plan`), so that the wait was abandoned. It is returned once. The wait may also have been in a stream for
-///   which this stream has waited. See `mp_stream_wait_signals`.
+/// - `MP_ERROR_PEER_GONE`, once, if a wait was abandoned because a process exited. This is a wait for signals or in a
+///   plan of `mp_node_plan`, in this stream or in a stream for which this stream has waited. See
+///   `mp_stream_wait_signals`.
 /// - Any other error is a failure of work in the stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_stream_synchronize(context: mp_context_t, stream: mp_stream_t) -> mp_status_t {

@@ -148,8 +148,9 @@ pub enum mp_switch_t {
 pub enum mp_signal_wait_t {
     /// Method named by `MPGPU_SIGNAL_WAIT`. If the variable is not set, streams wait by stream operations.
     ///
-    /// Exception: for plans between ranks with one GPU each (`mp_node_plan`), executions that move few bytes wait in
-    /// one kernel per rank, except for some executions after a rank was late. See docs/reference/waiting.md.
+    /// Exception: executions of a plan of `mp_node_plan` that move few bytes between ranks with one GPU each wait in
+    /// one kernel per rank. After a rank was late, some of them wait by stream operations, too. See
+    /// docs/reference/waiting.md.
     MP_SIGNAL_WAIT_DEFAULT = 0,
     /// Stream memory operation (`cuStreamWaitValue64` on CUDA). It occupies no multiprocessor.
     MP_SIGNAL_WAIT_OPERATION = 1,
@@ -231,8 +232,8 @@ pub type mp_node_t = *mut mp_node_s;
 /// Messenger: object through which one rank exchanges messages with the other ranks of a node. The handle is a number,
 /// not an address.
 pub type mp_messenger_t = *mut mp_messenger_s;
-/// Request: an execution of a plan, a send or a receive, for whose completion the program can wait. The handle is a
-/// number, not an address.
+/// Request: an execution of a plan, a send, a receive or a fetch, for whose completion the program can wait. The handle
+/// is a number, not an address.
 pub type mp_request_t = *mut mp_request;
 
 /// Options for creating a context. Initialise with `MP_CONTEXT_OPTIONS_INIT`. For a field that is 0 or NULL the library
@@ -286,8 +287,8 @@ pub struct mp_plan_options_t {
     /// in which each rank lists or sees them. `MP_RELAY_NONE` allows no GPU.
     pub relay_gpus: u64,
     /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. The variants use all
-    /// paths, half of the staged bytes, or only direct copies. In plans of `mp_node_plan` this option affects only
-    /// `MP_AGENT_AUTO`.
+    /// paths, all paths with half of the data on the paths with staging buffers, or only direct paths. In plans of
+    /// `mp_node_plan` this option affects only `MP_AGENT_AUTO`.
     pub adapt: mp_switch_value,
     /// Number of chunks on each path through another GPU. Overrides `chunk_bytes`. The library uses more chunks if the
     /// staging limit requires it.
@@ -474,7 +475,7 @@ pub struct mp_piece_t {
     pub bytes: u64,
 }
 
-/// Agent: the hardware that copies the partitions of a transfer, for example copy engines or a kernel. A partition is
+/// Agent: the hardware that performs the copies of partitions, for example copy engines or a kernel. A partition is
 /// copied as soon as its producer (the kernel that computes it) has marked it ready.
 #[repr(C)]
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -524,11 +525,11 @@ pub struct mp_partition_options_t {
 pub struct mp_partition_tuning_t {
     /// `sizeof(mp_partition_tuning_t)`.
     pub size: usize,
-    /// Bit mask of the agents (what performs the copies) to measure, for example `1 << MP_AGENT_COPY_ENGINE`. 0 selects
-    /// only copy engines.
+    /// Bit mask of the agents (`mp_agent_t`: what performs the copies) to measure, for example `1 <<
+    /// MP_AGENT_COPY_ENGINE`. 0 selects only copy engines.
     ///
     /// Include `MP_AGENT_PRODUCER` only if the producers write to the address from `mp_trigger_t::step`.
-    /// `MP_AGENT_AUTO` requires that `arrivals` is off. Its measurement starts with 48 untimed steps, in which it
+    /// `MP_AGENT_AUTO` requires that `arrivals` is off. Its measurement starts with 48 untimed executions, in which it
     /// chooses a method. It considers stores by the producers only if the mask also contains `MP_AGENT_PRODUCER`.
     pub agents: u32,
     /// Number of times that each candidate is executed and timed, at most 1000. 0 selects 7.
@@ -575,7 +576,7 @@ pub struct mp_trigger_t {
     pub bytes: u64,
     /// Size of each partition except the last, bytes.
     pub partition_bytes: u64,
-    /// Number of partitions.
+    /// Number of partitions of the transfer.
     pub partitions: u32,
     /// Number of arrival flags per partition.
     pub arrived_flags: u32,

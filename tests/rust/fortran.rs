@@ -264,11 +264,11 @@ impl Header {
             "! SPDX-License-Identifier: MIT OR Apache-2.0\n\
              !\n\
              ! Fortran interface to mpgpu/mpgpu.h: every constant, struct and function of the C ABI, under the same names. The header\n\
-             ! documents them. Module mpgpu has the procedures that most programs need, with errors as Fortran reports them.\n\
+             ! documents them. Most programs need only module mpgpu, whose procedures report errors in the way of Fortran.\n\
              !\n\
-             ! An untyped pointer, and a handle, is a type(c_ptr). Any other pointer is an argument by reference; an omitted one is\n\
-             ! NULL. Enumerations are integer(c_int). Unsigned numbers are signed ones with the same bits. A declared structure has\n\
-             ! the values of its _INIT macro.\n\
+             ! Handles and untyped pointers have the type c_ptr. Any other pointer is an argument by reference; if it is omitted,\n\
+             ! NULL is passed. Enumerations have the type integer(c_int). Unsigned numbers become signed numbers with the same bits.\n\
+             ! Variables of structure types initially have the values of the _INIT macros.\n\
              !\n\
              ! Generated from mpgpu.h: UPDATE_HEADER=1 cargo test --test library fortran. Change that, not this file.\n\
              module mpgpu_c\n    \

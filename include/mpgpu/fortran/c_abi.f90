@@ -1,11 +1,11 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
 ! Fortran interface to mpgpu/mpgpu.h: every constant, struct and function of the C ABI, under the same names. The header
-! documents them. Module mpgpu has the procedures that most programs need, with errors as Fortran reports them.
+! documents them. Most programs need only module mpgpu, whose procedures report errors in the way of Fortran.
 !
-! An untyped pointer, and a handle, is a type(c_ptr). Any other pointer is an argument by reference; an omitted one is
-! NULL. Enumerations are integer(c_int). Unsigned numbers are signed ones with the same bits. A declared structure has
-! the values of its _INIT macro.
+! Handles and untyped pointers have the type c_ptr. Any other pointer is an argument by reference; if it is omitted,
+! NULL is passed. Enumerations have the type integer(c_int). Unsigned numbers become signed numbers with the same bits.
+! Variables of structure types initially have the values of the _INIT macros.
 !
 ! Generated from mpgpu.h: UPDATE_HEADER=1 cargo test --test library fortran. Change that, not this file.
 module mpgpu_c
