@@ -1,4 +1,4 @@
-//! Probes the host backend from end to end: bytes are moved, and the resulting file identifies its machine. Times are not checked.
+//! Tests a complete probe of the host backend. The probe copies real data, and its file identifies the machine. Times are not checked.
 
 use mpgpu::abi::*;
 use mpgpu_backend::*;
@@ -14,19 +14,19 @@ use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, LazyLock};
 
-/// Probe options that accept any prediction error, because CPU threads make times vary.
+/// Returns probe options that accept any error of predictions, because times of CPU threads vary.
 fn quick() -> ProbeOptions {
     ProbeOptions { copy_seconds: 0.1e-3, repetitions: 1, measurements: 150, most_error: f64::INFINITY, ..ProbeOptions::quick() }
 }
 
-/// Changes a report to that of GPUs, because no probe of virtual devices is kept automatically.
+/// Changes a report so that it appears to be from GPUs, because probes of virtual devices are not stored automatically.
 fn as_on_gpus(mut report: ProbeReport) -> ProbeReport {
     report.record.fingerprint.backend = "cuda".into();
     report.record.residuals.median = 0.01;
     report
 }
 
-/// Directory of a test that is removed on drop.
+/// Temporary directory that is removed when the value is dropped.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -82,12 +82,12 @@ fn a_probe_of_virtual_devices_is_a_topology_with_its_fingerprint() {
     assert_eq!(text, report.to_toml());
     assert_eq!(context.probed().as_deref(), Some(text.as_str()));
     assert_eq!(topology::parse_probed(&text), Ok((report.probed.topology.clone(), Some(report.record.clone()))));
-    // All resources are released.
+    // The probe has released all its resources.
     for device in machine.devices() {
         assert_eq!(context.backend().allocated_bytes(device), 0);
         assert_eq!(context.backend().stream_count(device), 0);
     }
-    // The next context uses it by name. On the host backend a probe of any machine may be named.
+    // The next context uses the probe by the name of its file. On the host backend, a probe of any machine may be named.
     let next = self::context(&path.to_string_lossy(), None);
     assert_eq!(next.machine().topology(), &report.probed.topology);
     assert!(next.describe().contains("probed") && next.describe().contains(&*path.to_string_lossy()), "{}", next.describe());
@@ -116,8 +116,7 @@ fn the_cache_directory_follows_the_environment() {
     assert_eq!(directory(&[("HOME", "me"), ("XDG_CACHE_HOME", "cache")]), None);
 }
 
-/// Host backend on which copies between buffers of these two devices omit a byte but report success, and on which GPUs have no memory for
-/// buffers of one size.
+/// Host backend with faults. Copies between two devices omit a byte but report success, and GPUs have no memory for buffers of one size.
 struct Losing {
     inner: HostBackend,
     from: DeviceId,
@@ -126,7 +125,7 @@ struct Losing {
 }
 
 impl Losing {
-    /// Returns the program without the last byte of each plain copy between the two devices.
+    /// Returns the program without the last byte of each plain copy between the two faulty devices, or `None` if it has no such copy.
     fn damaged(&self, execution: &Execution<'_>) -> Option<Program> {
         let [ends] = &execution.endpoints[..] else { return None };
         let device = |address| self.inner.locate(address).ok().flatten().map(|allocation| allocation.device);
@@ -135,7 +134,7 @@ impl Losing {
         }
         let mut program = Program::clone(execution.program);
         for copy in program.ops.iter_mut().flat_map(|op| &mut op.copies) {
-            // A plan through other devices loses no bytes.
+            // A copy through a staging slot, as in a plan through other devices, loses no data.
             if !matches!((copy.from, copy.to), (Place::Source { .. }, Place::Destination { .. })) {
                 return None;
             }
@@ -222,13 +221,13 @@ fn a_single_byte_that_does_not_arrive_condemns_the_pair_and_no_other() {
         let context = Context::with_backend(machine.clone(), Arc::new(backend), Config::default()).expect("a context");
         let options = ProbeOptions { tuned_bytes: vec![64 << 10], ..quick() };
         let report = context.probe(&options, &mut |_| {}).expect("a probe");
-        // A missing path to or from host memory is not tuned.
+        // A path to or from host memory that does not exist is not tuned.
         assert!(report.tuning.is_some());
         let lost: Vec<_> = report.probed.hops.iter().filter(|hop| hop.verdict != Integrity::Intact).collect();
         let probed = Machine::new(report.probed.topology.clone()).expect("well formed");
         assert_eq!(probed.route(from, to), None);
         if to.is_host() {
-            // The check reads the bytes that have arrived at this GPU over the path back to host memory.
+            // The check copies data from this GPU back to host memory over another path, which may also be reported.
             assert!(lost.iter().all(|hop| hop.to == from || hop.from == from), "{lost:?}");
         } else {
             assert_eq!(lost.iter().map(|hop| (hop.from, hop.to)).collect::<Vec<_>>(), [(from, to)]);
@@ -247,12 +246,12 @@ fn a_search_that_fails_leaves_the_probe_and_no_earlier_tuning() {
     const TUNED: u64 = 96 << 10;
     let directory = Directory::new("probe-untuned");
     let machine = Arc::new(Machine::new(topology::load("beluga").expect("a preset")).expect("well formed"));
-    // There is no path from a device to itself, so no byte is lost.
+    // There is no path from a device to itself, so no data is lost there.
     let gpu0 = DeviceId::gpu(0);
     let backend = Losing { inner: HostBackend::new(4, 1), from: gpu0, to: gpu0, refused: TUNED };
     let config = Config { cache_dir: Some(directory.0.clone()), ..Config::default() };
     let context = Context::with_backend(machine.clone(), Arc::new(backend), config).expect("a context");
-    // The larger size is searched first: the source can be allocated, but the destination cannot.
+    // The search starts with the larger size, for which the source can be allocated but the destination cannot.
     let options = ProbeOptions { tuned_bytes: vec![64 << 10, TUNED], ..quick() };
     let mut stages = Vec::new();
     let report = as_on_gpus(context.probe(&options, &mut |progress| stages.push(progress.stage)).expect("a probe"));
@@ -295,7 +294,7 @@ fn the_c_interface_probes_keeps_and_gives_back_the_file() {
     // SAFETY: a place for the length.
     assert_eq!(unsafe { mp_context_probed(context, null_mut(), 0, &mut length) }, mp_status_t::MP_SUCCESS);
     let mut text = vec![0_u8; length];
-    // SAFETY: as many bytes as said.
+    // SAFETY: the buffer has the length that was returned.
     assert_eq!(unsafe { mp_context_probed(context, text.as_mut_ptr().cast(), length, &mut length) }, mp_status_t::MP_SUCCESS);
     let text = CStr::from_bytes_with_nul(&text).expect("one NUL, at the end").to_str().expect("text");
     assert_eq!(std::fs::read_to_string(&path).expect("written"), text);
@@ -307,7 +306,7 @@ fn the_c_interface_probes_keeps_and_gives_back_the_file() {
     assert_eq!(mp_context_destroy(context), mp_status_t::MP_SUCCESS);
 }
 
-/// File with a probe, to be damaged.
+/// Text of a file with a probe, which tests damage.
 static FILE: LazyLock<String> = LazyLock::new(|| {
     let report = context("beluga", None).probe(&quick(), &mut |_| {}).expect("a probe");
     report.to_toml()
@@ -339,12 +338,12 @@ fn the_table_of_a_probe_is_strict() {
 
 #[test]
 fn a_file_of_an_earlier_form_is_refused_with_what_to_do() {
-    // Its costs also have other names, which must not be the reported error.
+    // Costs have other names in a file of the old format. The error must be about the format, not about these names.
     let old = FILE.replacen("format = 4", "format = 3", 1).replacen("chunk_via_host = ", "chunk = ", 1);
     assert!(FILE.contains("format = 4") && old.contains("\nchunk = "));
     let error = topology::parse_probed(&old).expect_err("of another version").to_string();
     assert!(error.contains("format is 3") && error.contains("mpgpu probe"), "{error}");
-    // Without the table [probe] the file is a topology with a wrong key.
+    // Without the table [probe], the file is read as a topology file, which has an unknown key.
     let error = topology::parse(&old[..old.find("[probe]").expect("a table")]).expect_err("a wrong key").to_string();
     assert!(error.contains("`chunk`"), "{error}");
 }
@@ -390,7 +389,7 @@ proptest! {
         let chosen = Machine::new(topology.with_gpus(&order).expect("GPUs that exist")).expect("well formed");
         prop_assert_eq!(chosen.gpu_count() as usize, order.len());
         for (a, &from) in (0..).zip(&order) {
-            // Remaining links do not change. A route can only lose alternatives, and there are none through devices.
+            // The links that remain do not change. A route can only lose alternatives, and no route leads through a device.
             prop_assert_eq!(
                 chosen.route(DeviceId::gpu(a), DeviceId::HOST).map(|route| route.bandwidth),
                 machine.route(DeviceId::gpu(from), DeviceId::HOST).map(|route| route.bandwidth)

@@ -1,4 +1,4 @@
-//! Tests which stored probes and tunings contexts use, and which data of a probe is stored.
+//! Tests which stored probes and tunings are used by contexts, and what is stored after a probe.
 
 use super::*;
 use crate::host::HostBackend;
@@ -15,7 +15,7 @@ fn seconds_become_dates() {
     }
 }
 
-/// Directory of a test that is removed on drop.
+/// Temporary directory that is removed when the value is dropped.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -38,7 +38,7 @@ fn machine(gpus: &[u32]) -> Fingerprint {
     Fingerprint { backend: "cuda".into(), host: "0123".into(), driver: "580".into(), gpus: gpus.iter().map(gpu).collect() }
 }
 
-/// Returns the file of a probe of these GPUs, in which the link of GPU `n` to the host has `10 + n` GB/s.
+/// Returns the file of a probe of these GPUs. The link between GPU `n` and the host has `10 + n` GB/s.
 fn file(fingerprint: &Fingerprint, format: u32) -> String {
     let mut text = String::from("name = \"probed\"\nnode = [\n");
     for index in 0..fingerprint.gpus.len() {
@@ -66,7 +66,7 @@ fn file(fingerprint: &Fingerprint, format: u32) -> String {
     text
 }
 
-/// Returns the GB/s between each GPU and the host.
+/// Returns the rate between each GPU and the host in GB/s.
 fn rates(topology: Topology) -> Vec<f64> {
     let machine = Machine::new(topology).expect("well formed");
     (0..machine.gpu_count()).map(|gpu| machine.route(DeviceId::gpu(gpu), DeviceId::HOST).expect("a link").bandwidth / 1e9).collect()
@@ -84,7 +84,7 @@ fn a_kept_probe_is_found_and_follows_the_visible_gpus() {
     assert_eq!(found(&[3, 1]), Some(vec![13.0, 11.0]));
     assert_eq!(found(&[3, 0, 1, 2]), Some(vec![13.0, 10.0, 11.0, 12.0]));
     assert_eq!(found(&[2, 4]), None);
-    // A smaller file that contains all visible GPUs is preferred.
+    // If several probes contain all visible GPUs, the one with the fewest GPUs is used.
     let two = machine(&[1, 3]);
     let text = file(&two, FORMAT).replace("13e9", "33e9").replace("1.3e10", "3.3e10").replace("1.8e10", "3.8e10");
     write(&directory.0.join(two.file_name()), &text).expect("written");
@@ -119,7 +119,7 @@ fn a_stale_probe_is_passed_over_when_kept_and_refused_when_named() {
     assert_eq!(own(&directory.0, &machine(&[1])), None);
     assert_eq!(rates(named(&name, &all).expect("its own")), [10.0, 11.0]);
     assert_eq!(rates(named(&name, &machine(&[1])).expect("a part of it")), [11.0]);
-    // A damaged file is not a topology; a file without a probe and a preset are used without a check.
+    // A damaged file is not accepted as a topology. A file without a probe, and a preset, are used without a check.
     fs::write(&path, "name = ").expect("written");
     assert_eq!(kept(&directory.0, &all), None);
     assert!(named(&name, &all).is_err());
@@ -129,8 +129,8 @@ fn a_stale_probe_is_passed_over_when_kept_and_refused_when_named() {
     assert_eq!(named("beluga", &all).expect("a preset"), topology::load("beluga").expect("a preset"));
 }
 
-/// Probes and tunes virtual devices, and stores both in the directory. Returns the path of the probe, its report, and the number of
-/// progress reports of the search.
+/// Probes and tunes virtual devices, and stores probe and tuning in the directory. Returns the path of the probe, its report, and the
+/// number of progress messages of the search.
 fn tuned(directory: &Directory) -> (PathBuf, ProbeReport, u32) {
     let machine = Machine::new(topology::load("pcie-4").expect("a preset")).expect("well formed");
     let backend = Arc::new(HostBackend::new(machine.gpu_count(), machine.host_count()));
@@ -140,7 +140,7 @@ fn tuned(directory: &Directory) -> (PathBuf, ProbeReport, u32) {
         copy_seconds: 0.1e-3,
         repetitions: 1,
         measurements: 20,
-        // The last size is larger than those tuned on a CPU.
+        // The last size is larger than the sizes that are tuned on a CPU.
         tuned_bytes: vec![64 << 10, 256 << 10, TUNED_ON_CPU + 1],
         most_error: f64::INFINITY,
         ..ProbeOptions::quick()
@@ -154,7 +154,7 @@ fn tuned(directory: &Directory) -> (PathBuf, ProbeReport, u32) {
         }
     };
     let mut report = context.probe(&options, &mut progress).expect("a probe");
-    // Like GPUs, because no probe of virtual devices is stored.
+    // The report appears to be from GPUs, because probes of virtual devices are not stored.
     report.record.fingerprint.backend = "cuda".into();
     report.record.residuals.median = 0.01;
     for device in context.machine().devices() {
@@ -164,7 +164,7 @@ fn tuned(directory: &Directory) -> (PathBuf, ProbeReport, u32) {
     (path, report, told)
 }
 
-/// Returns a context as on GPUs that find `probe` automatically: with all GPUs, or with these.
+/// Creates a context as on GPUs for which `probe` is found automatically. If `gpus` is given, only these GPUs are visible.
 fn on(probe: &Path, gpus: Option<&[u32]>, tuning_file: Option<&str>) -> Context {
     let (topology, record) = topology::load_probed(&probe.to_string_lossy()).expect("a probe");
     let mut now = record.expect("of a machine").fingerprint;
@@ -192,7 +192,7 @@ fn what_is_tuned_for_a_probe_is_kept_beside_it_and_taken_with_it() {
     let (path, report, told) = tuned(&directory);
     let tuning = report.tuning.as_ref().expect("tuned");
     assert_eq!((tuning.digest.as_str(), tuning.origin), (tune::digest(&report.probed.topology).as_str(), Origin::Host));
-    // Two sizes for each class, and at least one class for each case. No class has a setting for the third size.
+    // Each class has two sizes, and each case has at least one class. No class has a setting for the third size.
     assert!(told as usize == 2 * tuning.classes.len() && tuning.classes.iter().all(|t| t.stream.sizes.len() <= 2), "{told}: {tuning:?}");
     for sides in [(Side::Host, Side::Gpu), (Side::Gpu, Side::Host), (Side::Gpu, Side::Gpu)] {
         let patterns: Vec<_> = tuning.classes.iter().map(|t| t.class).filter(|class| (class.from, class.to) == sides).collect();
@@ -209,7 +209,7 @@ fn what_is_tuned_for_a_probe_is_kept_beside_it_and_taken_with_it() {
     assert_eq!(context.tuning(), Some(tuning));
     let text = context.describe();
     assert!(text.contains("tuned values are active: made for probed") && text.contains(&*beside.to_string_lossy()), "{text}");
-    // Any setting changes the method of the copies and not their bytes.
+    // A setting changes how data is copied, but not the result.
     let bytes = 200_001;
     let gpu = DeviceId::gpu;
     let all = (0..16).map(|i| (gpu(i / 4), gpu(i % 4))).filter(|(from, to)| from != to).collect();
@@ -224,7 +224,7 @@ fn what_is_tuned_for_a_probe_is_kept_beside_it_and_taken_with_it() {
         plan.execute(stream).expect("enqueued").wait().expect("every byte is compared");
     }
 
-    // A caller can disable it, or name another file.
+    // A caller can disable the tuning, or name another tuning file.
     let without = on(&path, None, Some(NO_TUNING));
     assert!(without.tuning().is_none() && !without.describe().contains("tuned values"), "{}", without.describe());
     let other = Tuning { classes: Vec::new(), ..tuning.clone() };
@@ -239,7 +239,7 @@ fn a_kept_tuning_of_other_gpus_of_an_earlier_probe_or_damaged_is_passed_over() {
     let (path, report, _) = tuned(&directory);
     let beside = tuning_beside(&path);
     let text = fs::read_to_string(&beside).expect("there");
-    // Three of the four GPUs are a different machine.
+    // Three of the four GPUs count as a different machine, so the tuning is not used.
     assert!(on(&path, Some(&[0, 1, 2]), None).tuning().is_none());
     assert!(on(&path, None, None).tuning().is_some());
     let mut damaged = vec![String::new(), "version = 1".into(), text.replace("version = 1", "version = 2")];
@@ -251,13 +251,13 @@ fn a_kept_tuning_of_other_gpus_of_an_earlier_probe_or_damaged_is_passed_over() {
         assert!(context.tuning().is_none() && context.config().tuning_file.is_none(), "{damaged}");
     }
 
-    // A new probe of the same machine, after which the process ends before the tuning is written.
+    // A new probe of the same machine is stored, and the process ends before its tuning is written.
     fs::write(&beside, &text).expect("written");
     let mut newer = report.clone();
     newer.probed.topology.costs.copy += 1e-6;
     write(&path, &newer.to_toml()).expect("written");
     assert!(on(&path, None, None).tuning().is_none());
-    // If the process ends before that, nothing has changed.
+    // If the process ends before the probe is written, nothing has changed.
     write(&path, &report.to_toml()).expect("written");
     assert_eq!(on(&path, None, None).tuning(), report.tuning.as_ref());
 
@@ -275,7 +275,7 @@ fn a_kept_tuning_of_other_gpus_of_an_earlier_probe_or_damaged_is_passed_over() {
     assert_eq!(context.store_probe(&newer, None).expect("stored"), path);
     assert!(!beside.exists() && on(&path, None, None).tuning().is_none());
     context.store_probe(&newer, None).expect("there was none to take away");
-    // An unwritable tuning file does not lose the probe.
+    // If the tuning file cannot be written, the probe is stored nevertheless.
     fs::create_dir(&beside).expect("in its place");
     assert_eq!(context.store_probe(&report, None).expect("the probe is kept"), path);
     assert_eq!(topology::load_probed(&path.to_string_lossy()).expect("whole").0, report.probed.topology);
@@ -297,7 +297,7 @@ fn a_probe_that_does_not_predict_its_own_copies_is_neither_kept_nor_taken_nor_tu
     let refused = context.store_probe(&wrong, None).expect_err("it would replace a good one").to_string();
     assert!(refused.contains("70 %") && refused.contains("20 %") && refused.contains("name a file"), "{refused}");
     assert!(names(&directory.0) == kept_then && kept(&directory.0, &now).is_some(), "the earlier one stays in force");
-    // In a named file it is for inspection, and contexts refuse it, also at the path where they search.
+    // A probe that is stored in a named file is for inspection. Contexts refuse to use it, even at the path at which they look for probes.
     let named_file = directory.0.join("node.toml");
     context.store_probe(&wrong, Some(&named_file)).expect("written");
     let error = named(&named_file.to_string_lossy(), &now).expect_err("off by 70 %").to_string();
@@ -305,7 +305,7 @@ fn a_probe_that_does_not_predict_its_own_copies_is_neither_kept_nor_taken_nor_tu
     write(&path, &wrong.to_toml()).expect("written");
     assert_eq!(kept(&directory.0, &now), None);
     assert!(own(&directory.0, &now).is_some_and(|(_, why)| why.is_err_and(|why| why.contains("70 %"))));
-    // No prediction is this accurate, so nothing is tuned, and the notes give the reason.
+    // No prediction is as accurate as this option requires, so nothing is tuned. The notes of the report give the reason.
     let options = ProbeOptions { measurements: 20, repetitions: 1, tuned_bytes: vec![64 << 10], most_error: -1.0, ..ProbeOptions::quick() };
     let report = context.probe(&options, &mut |progress| assert_ne!(progress.stage, "tuning")).expect("a probe");
     assert!(report.tuning.is_none() && report.record.notes.iter().any(|note| note.contains("were off by")), "{:?}", report.record.notes);
@@ -319,7 +319,7 @@ fn files_are_written_whole_or_not_at_all() {
     write(&path, "two").expect("replaced");
     assert_eq!(fs::read_to_string(&path).expect("there"), "two");
     assert_eq!(names(path.parent().expect("a parent")), ["probe.toml"]);
-    // A directory with the name of the file: the rename fails and leaves no file.
+    // A directory has the name of the file. The rename then fails, and no temporary file remains.
     assert!(write(&directory.0.join("deep"), "x").is_err());
     assert_eq!(names(&directory.0), ["deep"]);
     assert!(write(&path.join("below"), "x").is_err());

@@ -1,8 +1,9 @@
-//! Runs the probe on readings of real machines: eight sets of four H200, modelled with the current code.
+//! Runs the probe on recorded measurements of real machines (eight nodes with four H200 each), to test models that the current code fits to
+//! them.
 //!
-//! `readings/*.txt` contain the output of `mpgpu probe --check --json`, one reading per line. Capacities follow from the readings only.
-//! Costs require measurements: a measurement of copies that the file contains is scaled to the requested bytes, and any other measurement
-//! is an error, so that the cost is reported as missing.
+//! The files `readings/*.txt` contain the output of `mpgpu probe --check --json`, with one measurement on each line. Capacities are fitted
+//! to these measurements alone. To find costs, the probe requests further measurements. If the file has a measurement of the same copies,
+//! its time is scaled to the requested size. Otherwise the measurement fails, and the cost is reported as missing.
 
 use mpgpu_core::model::{Flow, Issue, PathModel, finish};
 use mpgpu_core::plan::{self, Mechanism, Options, Shape};
@@ -12,7 +13,7 @@ use mpgpu_measure::probe::{Group, Harness, Hop, Integrity, Pipeline, ProbeOption
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Readings file, and the costs without readings, which are not tested on it.
+/// File of recorded measurements, and the names of the costs that it has no measurements for, which are not tested.
 struct Node {
     name: &'static str,
     text: &'static str,
@@ -85,13 +86,13 @@ const NODES: [Node; 8] = [
 
 type Ends = (DeviceId, DeviceId);
 
-/// Path of a plan: ends, relay, bytes, chunks.
+/// Path of a plan: source and destination, relay (if any), number of bytes, and number of chunks.
 type Path = (Ends, Option<DeviceId>, u64, u32);
 
-/// Copies of a measurement: ends and relay of each copy, and the mechanism with its number of copies.
+/// Key by which measurements are found: source, destination and relay of each copy, and the mechanism with its number of copies (if any).
 type Key = (Vec<(Ends, Option<DeviceId>)>, Option<(&'static str, u32)>);
 
-/// Plan of the check: its paths and its time.
+/// Plan that was executed for the check, with its paths and its measured time.
 struct Check {
     case: String,
     bytes: u64,
@@ -103,7 +104,7 @@ struct Check {
 struct Replay {
     readings: Vec<Reading>,
     checks: Vec<Check>,
-    /// Number of requests of each key.
+    /// Number of times that each measurement was requested.
     asked: BTreeMap<Key, usize>,
 }
 
@@ -111,7 +112,8 @@ fn device(text: &str) -> DeviceId {
     if text == "h" { DeviceId::HOST } else { DeviceId::gpu(text.parse().expect("a number")) }
 }
 
-/// Parses `0>1:77` (pages) or `0>h>1:300b:3` (bytes, chunks). All numbers are bytes if `unit` is 1.
+/// Parses a path of the form `0>1:77` (size in pages) or `0>h>1:300b:3` (size in bytes, and chunks). If `unit` is 1, all sizes are in
+/// bytes.
 fn path(text: &str, unit: u64) -> Path {
     let mut parts = text.split(':');
     let way: Vec<DeviceId> = parts.next().expect("a way").split('>').map(device).collect();
@@ -123,7 +125,7 @@ fn path(text: &str, unit: u64) -> Path {
 
 const MECHANISMS: [(&str, Mechanism); 3] = [("copy", Mechanism::Copy), ("batch", Mechanism::Batch), ("kernel", Mechanism::Kernel)];
 
-/// Returns the sorted copies of a measurement, and its key.
+/// Returns the sorted copies of a measurement, and the key by which they are found.
 fn key(direct: &[Hop], staged: &[Pipeline], many: Option<(Mechanism, u32)>) -> (Key, Vec<Path>) {
     let direct = direct.iter().map(|hop| ((hop.from, hop.to), None, hop.bytes, 1));
     let staged = staged.iter().map(|one| ((one.hop.from, one.hop.to), Some(one.via), one.hop.bytes, one.chunks));
@@ -169,7 +171,8 @@ impl Replay {
 impl Harness for Replay {
     type Error = Key;
 
-    /// Returns the reading of these copies that is nearest in bytes and chunks, scaled to these. Equally near readings are used in turn.
+    /// Returns the recorded measurement of these copies whose size and number of chunks are nearest, scaled to the requested size. If
+    /// several are equally near, they are used alternately.
     fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Vec<Timing>, Key> {
         const START: f64 = 7e-6;
         let (key, copies) = match *work {
@@ -179,7 +182,7 @@ impl Harness for Replay {
         };
         let apart = |known: &[Path]| {
             let bytes = known.iter().zip(&copies).map(|(a, b)| (a.2 as f64 / b.2 as f64).ln().abs()).fold(0.0, f64::max);
-            // A reading with another number of chunks, or with very different lengths, is not used.
+            // A measurement with another number of chunks, or with a very different size, is not used.
             if known.iter().zip(&copies).any(|(a, b)| a.3 != b.3) || bytes > 4_f64.ln() { f64::INFINITY } else { bytes }
         };
         let known: Vec<(&Reading, Vec<Path>)> = self
@@ -204,7 +207,7 @@ impl Harness for Replay {
         Ok(runs.map(|run| Timing { issue: run.issue, total: scaled(run.total) }).collect())
     }
 
-    /// No file contains this measurement.
+    /// Returns no times, because no file contains such measurements.
     fn pass_flags(&mut self, _: [DeviceId; 2], _: u32, _: u32) -> Result<Vec<f64>, Key> {
         Ok(Vec::new())
     }
@@ -218,7 +221,7 @@ impl Harness for Replay {
     }
 }
 
-/// Returns four GPUs and a host with links between all pairs, unknown rates, and the costs of discovered machines.
+/// Returns a machine of four GPUs and a host. All pairs have a link with unknown rate, and the costs are those of discovered machines.
 fn blank() -> Machine {
     let mut topology = topology::preset("hgx-h100-4").expect("listed");
     topology.links.iter_mut().for_each(|link| (link.bandwidth, link.latency) = (1e9, 0.0));
@@ -228,7 +231,8 @@ fn blank() -> Machine {
     Machine::new(topology).expect("well formed")
 }
 
-/// Returns the topology and the shared capacities of a file, and the steps without readings.
+/// Fits a model to a file. Returns the replayed measurements, the topology, the shared capacities, and the names of measurements that the
+/// file lacks.
 fn modelled(text: &str) -> (Replay, Topology, Vec<Group>, Vec<&'static str>) {
     let mut replay = Replay::new(text);
     let readings = replay.readings.clone();
@@ -240,7 +244,7 @@ fn modelled(text: &str) -> (Replay, Topology, Vec<Group>, Vec<&'static str>) {
     (replay, topology, groups, missing)
 }
 
-/// Returns the predicted time of a checked plan.
+/// Returns the predicted time in seconds of a plan that was executed for the check.
 fn predicted(machine: &Machine, check: &Check) -> f64 {
     let kind = |device: DeviceId| if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device };
     if check.paths.iter().all(|path| path.1.is_none()) {
@@ -274,7 +278,8 @@ fn predicted(machine: &Machine, check: &Check) -> f64 {
     finish(machine, flows, &Issue::copies(machine.costs(), 1))
 }
 
-/// Returns |predicted / measured - 1| of the plans of at least 16 MiB, except all-to-alls, which earlier planners issued in another way.
+/// Returns the relative error (absolute value) of the predicted time of each plan of at least 16 MiB. All-to-alls are omitted, because
+/// earlier planners issued them in another way.
 fn errors(machine: &Machine, replay: &Replay) -> Vec<(f64, String)> {
     let checks = replay.checks.iter().filter(|check| check.bytes >= 16 << 20 && check.case != "all to all");
     let error = |check: &Check| {
@@ -286,8 +291,8 @@ fn errors(machine: &Machine, replay: &Replay) -> Vec<(f64, String)> {
     errors
 }
 
-/// Compares checks of the same transfers by different paths. Returns their number, and the number of those in which the path with the
-/// fastest prediction took at most 3 % longer than the fastest path.
+/// Compares plans of the check that make the same transfers over different paths. Returns the number of such comparisons, and the number of
+/// those in which the plan with the shortest predicted time took at most 3 % longer than the fastest plan.
 fn choices(machine: &Machine, replay: &Replay) -> (usize, usize) {
     let mut groups: BTreeMap<(&str, u64), Vec<&Check>> = BTreeMap::new();
     for check in replay.checks.iter().filter(|check| check.bytes >= 16 << 20 && check.case != "all to all") {
@@ -314,7 +319,7 @@ fn four_h200_as_they_were_read_are_a_switch_with_ports_and_their_plans_are_predi
         assert_eq!(not_read, missing, "{name}");
         let switches = topology.nodes.iter().filter(|node| node.kind == NodeKind::Switch { peer: true }).count();
         assert_eq!(switches, 1, "{name}: {groups:?}");
-        // Concurrent reads: 131 to 154 GB/s with three GPUs, 146 to 165 with four.
+        // Measured rates of concurrent reads: 131 to 154 GB/s with three GPUs, 146 to 165 GB/s with four.
         let reads = |count: usize| {
             let is_it = move |group: &&Group| group.hops.len() == count && group.hops.iter().all(|(from, _)| from.is_host());
             groups.iter().filter(is_it).map(|group| group.capacity).collect::<Vec<f64>>()
@@ -332,7 +337,7 @@ fn four_h200_as_they_were_read_are_a_switch_with_ports_and_their_plans_are_predi
         };
         check(0, "chunks through host memory", topology.costs.chunk_via_host, 8e-6..10.5e-6);
         check(1, "chunks through a GPU", topology.costs.chunk_via_gpu, 2.4e-6..5.5e-6);
-        // All copies in a ring, with staging memory that stays in the cache.
+        // All copies are in a ring, with staging memory that stays in the cache.
         let of_all = groups.iter().find(|group| group.hops.len() == 8 && group.hops.iter().all(|hop| hop.0.is_host() || hop.1.is_host()));
         let of_all = of_all.expect("a capacity of all copies of host memory");
         assert!((145e9..215e9).contains(&of_all.capacity), "{name}: {of_all:?}");
@@ -342,13 +347,13 @@ fn four_h200_as_they_were_read_are_a_switch_with_ports_and_their_plans_are_predi
         let (of, well) = choices(&machine, &replay);
         let (median, worst) = (&errors[errors.len() / 2], &errors[errors.len() - 1]);
         println!("{name}: choice {well} of {of}; errors {:.1} % {}", median.0 * 100.0, worst.1);
-        // From host memory of the second node, the check measured a sixth less than the probe, which had one buffer.
+        // On the second node, the check measured a sixth less from host memory than the probe, because the probe used only one buffer.
         let most = if name == "node2" { 0.25 } else { 0.18 };
         assert!(median.0 <= 0.045 && worst.0 <= most, "{name}: {median:?} {worst:?}");
         (cases, good) = (cases + of, good + well);
         all.extend(errors.iter().map(|error| error.0));
     }
-    // Files without readings do not count as tested.
+    // Files without such measurements do not count as tested.
     assert_eq!(tested, [6, 5, 1]);
     all.sort_by(f64::total_cmp);
     let [median, most, worst] = [0.5, 0.9, 1.0].map(|part| 100.0 * all[((all.len() - 1) as f64 * part) as usize]);

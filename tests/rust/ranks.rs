@@ -1,6 +1,6 @@
-//! Tests the division of programs among ranks. [`check_parts`] must accept the results of [`divide`], and they must move the right bytes in
-//! every step, in random orders of ranks and lanes. Parts without one flag or dependence must be refused if any such order moves wrong
-//! bytes.
+//! Tests the division of programs into parts of ranks. [`check_parts`] must accept the results of [`divide`]. These parts must copy the
+//! right data in every communication step, in random orders of ranks and internal streams. If a flag or a dependency is removed,
+//! [`check_parts`] must refuse the parts if any such order copies wrong data.
 
 use crate::common::{Random, config, machine_and_batch};
 use mpgpu_core::plan::{Copy, Place, Program, Shape, plan};
@@ -9,7 +9,7 @@ use mpgpu_core::topology::{DeviceId, Machine, preset};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// Program with the ranks that own its memory.
+/// Program, and the rank to which each part of its memory belongs.
 struct Case {
     program: Program,
     shapes: Vec<Shape>,
@@ -23,11 +23,11 @@ impl Case {
         RankedBatch { ranks: self.ranks, shapes: &self.shapes, ends: &self.ends, owners: &self.owners }
     }
 
-    /// Returns a random plan whose GPUs belong to ranks. A rank may have several GPUs, and several ranks may have memory on one GPU.
+    /// Returns a random program whose GPUs belong to ranks. A rank may have several GPUs, and several ranks may have memory on one GPU.
     fn random(random: &mut Random) -> Case {
         let (machine, shapes, program) = loop {
             let (machine, shapes, options) = machine_and_batch(random, 40);
-            // Not every random machine has a route for every transfer.
+            // Some random machines have no route for some transfer. The plan is then refused.
             if let Ok(plan) = plan(&machine, &shapes, &options) {
                 break (machine, shapes, (*plan.program).clone());
             }
@@ -49,7 +49,7 @@ impl Case {
     }
 }
 
-/// Single action of a rank in a step.
+/// Action of a rank in a communication step.
 #[derive(Copy, Clone, Debug, PartialEq)]
 enum Event {
     Begin,
@@ -57,7 +57,7 @@ enum Event {
     End,
 }
 
-/// Error in a run.
+/// Error that a simulated run detects.
 #[derive(Debug, PartialEq)]
 enum Wrong {
     Deadlock,
@@ -66,10 +66,10 @@ enum Wrong {
     OutsideStep,
 }
 
-/// Origin of the bytes at a place: transfer, offset, step.
+/// Origin of the data at a location: transfer, offset in it, and communication step.
 type Origin = (u32, u64, u64);
 
-/// Runs `steps` steps in a random order that the parts permit, and checks every chunk.
+/// Simulates `steps` communication steps in a random order that the parts permit, and checks every chunk.
 fn run(case: &Case, parts: &Parts, steps: u64, random: &mut Random) -> Result<(), Wrong> {
     let ranks = parts.parts.len();
     let mut flags = vec![false; parts.flags.len()];
@@ -77,7 +77,7 @@ fn run(case: &Case, parts: &Parts, steps: u64, random: &mut Random) -> Result<()
     let mut step_of = vec![0_u64; ranks];
     let mut inside = vec![false; ranks];
     let mut done: Vec<Vec<bool>> = parts.parts.iter().map(|part| vec![false; part.steps.len()]).collect();
-    // Bytes that have arrived in the current step of each rank.
+    // Bytes of each transfer that have arrived in the current step of its rank.
     let mut arrived: BTreeMap<u32, u64> = BTreeMap::new();
     loop {
         let mut free: Vec<(usize, Event)> = Vec::new();
@@ -162,7 +162,7 @@ fn run(case: &Case, parts: &Parts, steps: u64, random: &mut Random) -> Result<()
     }
 }
 
-/// Removes a flag. The last flag gets its number.
+/// Removes a flag. The flag with the highest number gets the number of the removed one.
 fn remove(parts: &mut Parts, gone: FlagId) {
     let last = FlagId(parts.flags.len() as u32 - 1);
     parts.flags.swap_remove(gone.0 as usize);
@@ -185,7 +185,7 @@ fn remove(parts: &mut Parts, gone: FlagId) {
     }
 }
 
-/// Removes one flag or one dependence of a step. Returns `None` if there is none.
+/// Removes one flag, or one dependency of an operation. Returns `None` if there is none.
 fn damage(parts: &mut Parts, random: &mut Random) -> Option<()> {
     let flags = parts.flags.len() as u64;
     let steps = parts.parts.iter_mut().flat_map(|part| &mut part.steps);
@@ -233,7 +233,7 @@ fn gpu(number: u32) -> DeviceId {
     DeviceId::gpu(number)
 }
 
-/// Returns transfers of 64 MiB each between GPUs of a preset, where GPU n belongs to rank n.
+/// Returns a program for transfers of 64 MiB between GPUs of a preset, on which GPU n belongs to rank n.
 fn case_of(name: &str, pairs: &[(DeviceId, DeviceId)]) -> Case {
     let machine = Machine::new(preset(name).expect("a preset")).expect("a machine");
     let kind = |device: DeviceId| {
@@ -266,8 +266,8 @@ fn a_copy_is_two_flags_the_receiver_is_ready_and_the_bytes_are_there() {
 
 #[test]
 fn the_source_pushes_the_destination_pulls_and_a_relay_does_nothing() {
-    // Through two other GPUs and host memory. The ranks of these GPUs have no work, because the destination itself reads their staging
-    // memory.
+    // The transfer uses paths through two other GPUs and host memory. The ranks of these GPUs have no work, because the destination rank
+    // itself reads their staging memory.
     let case = case_of("beluga", &[(gpu(0), gpu(1))]);
     let parts = divide(&case.program, &case.batch());
     assert_eq!(check_parts(&case.program, &case.batch(), &parts), Ok(()));
@@ -316,7 +316,7 @@ fn each_way_of_being_wrong_is_named() {
     ));
     assert!(matches!(refused(&|parts| parts.parts[1].begins.clear()), PartViolation::FlagUse { .. }));
     assert!(matches!(refused(&|parts| parts.flags[0].raiser = 3), PartViolation::FlagUse { flag: 0, raiser: 3, .. }));
-    // The absence of each kind of flag is detected.
+    // Each kind of flag is removed once, which must be detected.
     let parts = &right.parts;
     let first =
         |rank: usize, of: &dyn Fn(&Place) -> bool| parts[rank].steps.iter().position(|step| of(&step.copies[0].to)).expect("such a step");
@@ -328,13 +328,13 @@ fn each_way_of_being_wrong_is_named() {
     assert!(matches!(without(ready(staged)), PartViolation::SlotOfLastStep { .. }));
     assert!(matches!(without(parts[1].ends[0]), PartViolation::OutsideStep { owner: 1, .. }));
     assert!(matches!(without(parts[0].steps[staged].raises[0]), PartViolation::Unordered { .. }));
-    // Also detected: a flag that is waited for at the end instead of the beginning.
+    // A wait for a flag at the end instead of the beginning must be detected too.
     let late = refused(&|parts| {
         let flag = parts.parts[0].steps[direct].takes.pop().expect("it waits");
         parts.parts[0].ends.push(flag);
     });
     assert!(matches!(late, PartViolation::OutsideStep { rank: 0, owner: 1, .. }), "{late:?}");
-    // Two ranks that each wait for a later action of the other.
+    // Two ranks each wait for a later action of the other.
     let stuck = refused(&|parts| {
         for rank in [0, 1] {
             let ends = std::mem::take(&mut parts.parts[rank].ends);

@@ -1,16 +1,16 @@
-//! Tests the program's own host memory after registration: it can be an end of plans like pinned memory, in any number of pinned pieces.
-//! Memory that cannot be registered is refused with a reason.
+//! Tests registered host memory of the program. Plans can use it like pinned memory, even if it consists of several pinned pieces. Memory
+//! that cannot be registered is refused with a reason.
 
 use crate::node::*;
 use mpgpu::abi::*;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::Barrier;
 
-/// Memory is pinned in pieces that end at multiples of this number of bytes.
+/// Size in bytes to which the ends of pinned pieces are aligned.
 const PIECE: usize = 1 << 30;
 const PAGE: usize = 4096;
 
-/// Pageable memory of `bytes` bytes on both sides of such an address, in reserved address space.
+/// Pageable memory in reserved address space: `bytes` bytes before and after the boundary between two pinned pieces.
 struct Mapped {
     space: usize,
     base: usize,
@@ -80,7 +80,7 @@ fn copies_pass_from_piece_to_piece_and_every_byte_arrives_there_and_back() {
     from.fill(3);
     ok(register(&node, from.at(0), 2 * EACH));
     ok(register(&node, to.at(PAGE), 2 * EACH - PAGE));
-    // Entirely, up to a boundary, from a boundary, and across a boundary by one byte on each side.
+    // Ranges: the whole memory, up to a boundary, from a boundary, and across a boundary with one byte on each side.
     for (first, bytes, cut) in [(PAGE, 2 * EACH - PAGE, 2), (PAGE, EACH - PAGE, 1), (EACH, EACH, 1), (EACH - 1, 2, 2), (EACH + 5, 77, 1)] {
         to.fill(0);
         let there = node.plan(&[transfer(on_gpu, 0, from.at(first), -1, bytes)]);
@@ -120,11 +120,11 @@ fn what_cannot_be_registered_is_refused_by_name_and_nothing_is_left() {
     assert!(message.contains("is not mapped or not readable"), "{message}");
     let message = refused(register(&node, memory.at(0), usize::MAX), mp_status_t::MP_ERROR_INVALID_POINTER);
     assert!(message.contains("past the end"), "{message}");
-    // The address range continues, but its memory is not readable. It stays mapped, because another thread could map memory into a gap.
+    // The address range continues, but a part is not readable. That part stays mapped, because another thread could map memory into a gap.
     memory.protect(2 * PAGE, PAGE, libc::PROT_NONE);
     let message = refused(register(&node, memory.at(0), 8 * PAGE), mp_status_t::MP_ERROR_INVALID_POINTER);
     assert!(message.contains(&format!("the memory at {:#x} is not mapped", memory.base + 2 * PAGE)), "{message}");
-    // Registered twice, in part, with a larger range, and memory of the context.
+    // Memory is registered twice, or in part, or as a part of a larger range, or belongs to the context.
     let (own, half) = (node.alloc(-1, 4 * PAGE), bytes / 2);
     ok(register(&node, memory.at(half), 4 * PAGE));
     for (at, size) in [(half, 4 * PAGE), (half + PAGE, 8), (half - PAGE, 2 * PAGE), (half - PAGE, 8 * PAGE)] {
@@ -132,8 +132,7 @@ fn what_cannot_be_registered_is_refused_by_name_and_nothing_is_left() {
         assert!(message.contains("pinned already"), "{message}");
     }
     refused(register(&node, own, PAGE), mp_status_t::MP_ERROR_INVALID_POINTER);
-    // Freed by a function for other memory.
-    // SAFETY: refused.
+    // The memory is passed to a function that frees other memory. SAFETY: the call is refused.
     refused(unsafe { mp_free(node.context, memory.at(half).cast()) }, mp_status_t::MP_ERROR_INVALID_POINTER);
     refused(unregister(&node, own), mp_status_t::MP_ERROR_INVALID_POINTER);
     refused(unregister(&node, memory.at(half + PAGE)), mp_status_t::MP_ERROR_INVALID_POINTER);
@@ -146,7 +145,7 @@ fn what_cannot_be_registered_is_refused_by_name_and_nothing_is_left() {
     // SAFETY: a whole struct of the right size.
     ok(unsafe { mp_context_device_statistics(node.context, -1, &mut held) });
     assert_eq!(held.allocated_bytes, 4 * PAGE as u64, "registered memory is the program's");
-    // The context releases the remaining registrations.
+    // Closing the context unregisters the remaining memory.
 }
 
 #[test]
@@ -157,7 +156,7 @@ fn sizes_beyond_all_memory_are_refused_before_any_page_is_looked_at() {
         let message = refused(register(&node, memory.at(0), size), mp_status_t::MP_ERROR_INVALID_POINTER);
         assert!(message.contains("is not mapped or not readable"), "{message}");
     }
-    // Address space of the program without memory.
+    // Reserved address space of the program to which no memory is mapped.
     let (none, kind) = (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
     // SAFETY: a new mapping.
     let space = unsafe { libc::mmap(null_mut(), 1 << 45, none, kind, -1, 0) };
@@ -183,7 +182,7 @@ fn plans_of_memory_that_is_registered_no_more_are_refused_and_new_ones_take_it_a
     ok(register(&node, memory.at(0), 2 * BYTES));
     let pinned = node.plan(&[copy]);
     node.run(pinned);
-    // A plan that was created for it as pageable memory is still valid.
+    // The plan was made when this memory was pageable, and is still valid.
     node.run(before);
     ok(unregister(&node, memory.at(0)));
     let stream = node.stream(0);

@@ -1,4 +1,4 @@
-//! Tests many staged transfers: paths between the same two devices share rings.
+//! Tests batches with many staged transfers, whose paths between the same two devices share staging rings.
 
 use crate::common::{Random, config};
 use mpgpu_backend::{MemoryKind, StreamHandle};
@@ -11,10 +11,10 @@ use proptest::prelude::*;
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
-/// Maximum number of staged paths through a device that have separate rings.
+/// Maximum number of staged paths through one device that have separate rings.
 const RINGS: u64 = 16;
 
-/// Returns a machine of four GPUs without peer access, whose copies to each other all pass through host memory.
+/// Returns a machine of four GPUs without peer access, so that all copies between GPUs are staged in host memory.
 fn without_peer_access() -> Machine {
     let mut topology = preset("pcie-4").expect("a preset");
     topology.nodes.iter_mut().filter(|node| matches!(node.kind, NodeKind::Switch { .. })).for_each(|node| {
@@ -30,7 +30,7 @@ fn shape(src: i32, dst: i32, bytes: u64) -> Shape {
     Shape { source: 0, dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind, src_kind: kind, bytes }
 }
 
-/// Returns a size below a random power of two of at most `most`.
+/// Returns a random size, which is less than a random power of two up to `most`.
 fn size(random: &mut Random, most: u64) -> u64 {
     let power = 1 + random.below(most);
     random.below(1 << power)
@@ -47,7 +47,7 @@ fn operations_of_thousands_of_staged_transfers_grow_with_bytes_over_chunk() {
     let machine = without_peer_access();
     let batch = vec![shape(0, 1, 16 * MIB); 5600];
     let plan = planned(&machine, &batch, &Options::default());
-    // Two operations for each chunk of 8 MiB.
+    // There are two operations for each chunk of 8 MiB.
     assert_eq!(plan.program.ops.len(), 2 * 2 * 5600);
     assert_eq!((plan.program.rings.len(), plan.program.lanes.len()), (2, 4));
     let bytes = 5600.0 * 16.0 * MIB as f64;
@@ -113,7 +113,7 @@ proptest! {
         }).collect();
         let staging_bytes = [MIB, 16 * MIB, 64 * MIB][random.below(3) as usize];
         let plan = planned(&machine, &batch, &Options { staging_bytes, ..Options::default() });
-        // A ring has space for two chunks at least, or divides its bytes into at most 128 chunks.
+        // A ring must hold at least two chunks, or divide its data into at most 128 chunks.
         let chunk = (staging_bytes / RINGS / 2).min(MIB);
         let bytes: u64 = batch.iter().map(|shape| shape.bytes).sum();
         let most = 2 * (bytes / chunk + batch.len() as u64 + 128 * RINGS);
@@ -121,7 +121,7 @@ proptest! {
         prop_assert!(plan.program.rings.len() as u64 <= RINGS);
     }
 
-    /// Tests such transfers with real bytes.
+    /// Tests such batches with real data.
     #[test]
     fn bytes_of_many_staged_transfers_arrive(seed in any::<u64>()) {
         let mut random = Random(seed);

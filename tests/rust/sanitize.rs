@@ -1,13 +1,14 @@
-//! Tests `tests/gpu/sanitize`, which runs unattended on machines with limited GPU time, with tools and tests that simulate GPUs.
+//! Tests the script `tests/gpu/sanitize`, which runs unattended on machines with limited GPU time. The script is run with tools and tests
+//! that simulate GPUs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Creates an empty folder for one test, with a `compute-sanitizer` that runs the program and acts on its answer, with GPUs, and with a
-/// clock that only advances, by the whole time limit, when a test hangs. A busy machine therefore changes nothing. The clock is not read
-/// while it is written.
+/// Creates an empty folder for one test, with a simulated machine of `gpus` GPUs. The folder has a `compute-sanitizer` that runs a program
+/// and prints prepared results. It also has a clock that advances only when a test hangs, by the whole time limit, so that a busy machine
+/// has no effect. Reading and writing the clock exclude each other.
 fn folder(name: &str, gpus: usize) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -76,10 +77,10 @@ fn every_test_runs_by_itself_under_each_tool_and_what_did_not_pass_is_named() {
     let folder = folder("sanitize-tools", 4);
     let (output, text) = sanitize(&folder, &["--most", "2"], "100", &[]);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    // passed, with errors, failed, timed out, left out, skipped, reports.
+    // Numbers of tests: passed, with errors, failed, timed out, left out, skipped; and the number of reports.
     assert_eq!(row(&text, "memcheck"), ["2", "1", "2", "1", "0", "1", "5"], "{text}");
     assert_eq!(row(&text, "racecheck"), ["1", "2", "2", "1", "0", "1", "8"], "{text}");
-    // Tests of memory between processes are excluded.
+    // Tests of memory that is shared between processes are excluded.
     assert_eq!(row(&text, "initcheck"), ["2", "0", "2", "1", "0", "1", "0"], "{text}");
     assert_eq!(row(&text, "synccheck"), ["2", "2", "2", "0", "0", "1", "6"], "a report before the time was over\n{text}");
     for line in [
@@ -92,7 +93,7 @@ fn every_test_runs_by_itself_under_each_tool_and_what_did_not_pass_is_named() {
     }
     assert!(text.contains("memcheck: hangs, timed out after 2 s"), "{text}");
     assert!(!text.contains("child_obeys"), "{text}");
-    // Two GPUs for each test and none in two groups; a part of the rounds; error codes of calls are not reported.
+    // Each test has two GPUs, and two groups of tests have none. Only some of the rounds run. Error codes of calls are not reported.
     let log = |path: &str| fs::read_to_string(folder.join("logs").join(path)).expect("a log");
     let works = log("memcheck/works.txt");
     assert!(works.starts_with("0,1 scale 0.02: --tool memcheck") || works.starts_with("2,3 scale 0.02: --tool memcheck"), "{works}");
@@ -105,7 +106,7 @@ fn what_finds_no_time_is_left_out_and_a_named_tool_runs_alone() {
     let folder = folder("sanitize-time", 2);
     let (output, text) = sanitize(&folder, &["--most", "30"], "2", &["synccheck"]);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    // The first test fails, and the second hangs until the time is over.
+    // The first test fails, and the second hangs until the time limit.
     assert_eq!(row(&text, "synccheck"), ["0", "1", "1", "0", "5", "0", "1"], "{text}");
     assert!(text.contains("synccheck: works, left out") && !text.contains("memcheck"), "{text}");
 }
@@ -113,7 +114,7 @@ fn what_finds_no_time_is_left_out_and_a_named_tool_runs_alone() {
 #[test]
 fn a_test_that_hangs_is_ended() {
     let folder = folder("sanitize-hangs", 2);
-    // The system's own clock and `timeout`.
+    // These are the system's own clock and `timeout`.
     for tool in ["date", "timeout"] {
         fs::remove_file(folder.join("bin").join(tool)).expect("removed");
     }

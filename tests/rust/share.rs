@@ -1,4 +1,4 @@
-//! Tests memory shared between processes: bytes arrive, and the loss of a peer, a handle or memory always causes an error status.
+//! Tests memory that processes share. Copies are correct, and the loss of a peer, a handle or memory is always returned as an error status.
 
 use crate::addresses::Addresses;
 use crate::node::*;
@@ -54,7 +54,7 @@ fn host_memory_is_shared_where_it_was_allocated_for_that_whatever_its_size() {
 fn a_plan_moves_imported_memory_of_every_device_in_both_directions() {
     let node = Node::new(c"beluga");
     let mut peer = Peer::start();
-    // Large enough for several paths.
+    // The size is large enough for several paths.
     const BYTES: usize = 8 << 20;
     for (i, device) in [0, 3, MP_DEVICE_HOST].into_iter().enumerate() {
         peer.tell(&format!("alloc {device} {BYTES} {}", 10 + i));
@@ -67,7 +67,7 @@ fn a_plan_moves_imported_memory_of_every_device_in_both_directions() {
         node.run(put);
         assert_eq!(peer.tell(&format!("check {i} {}", 20 + i)), "true");
         ok(mp_plan_destroy(get));
-        // Refused on another device, and beyond its end.
+        // Transfers with another device, or beyond the end of the memory, are refused.
         let (status, _) = node.try_plan(&[transfer(theirs, 2, ours, 1, 8)], null_mut());
         refused(status, MP_ERROR_INVALID_POINTER);
         let (status, _) = node.try_plan(&[transfer(theirs, device, ours, 1, BYTES + 1)], null_mut());
@@ -158,7 +158,7 @@ fn a_handle_of_this_process_gives_the_plain_address() {
     fill(memory, 10000, 1);
     let handle = export(&node, memory.wrapping_add(3), 5000);
     assert_eq!(import(&node, &handle), memory.wrapping_add(3));
-    // Another context of this process, which did not know it before, may use it now.
+    // Another context of this process, which has not used the memory before, may use it now.
     let ours = other.alloc(0, 5000);
     let (status, _) = other.try_plan(&[transfer(ours, 0, memory.wrapping_add(3), 2, 5000)], null_mut());
     refused(status, MP_ERROR_INVALID_POINTER);
@@ -166,7 +166,7 @@ fn a_handle_of_this_process_gives_the_plain_address() {
     let plan = other.plan(&[transfer(ours, 0, memory.wrapping_add(3), 2, 5000)]);
     other.run(plan);
     assert!(holds(ours, 5000, 1, 3));
-    // Usable until its owner frees it.
+    // The memory can be used until its owner frees it.
     node.free(memory);
     // SAFETY: the memory was freed, and the test expects a refusal.
     let message = refused(unsafe { mp_execute(plan, null_mut(), null_mut()) }, MP_ERROR_PEER_GONE);
@@ -183,7 +183,7 @@ fn memory_that_lies_where_freed_memory_is_still_imported_is_imported_too() {
     let (node, other) = (Node::new(c"beluga"), Node::new(c"beluga"));
     let (mut imported, mut again) = (Vec::new(), 0);
     for round in 0..64 {
-        // Of several sizes, so that new allocations overlap old ones.
+        // Allocations have several sizes, so that new allocations overlap freed ones.
         let bytes = (1 + round % 3) << 20;
         let memory = node.alloc(0, bytes);
         fill(memory, bytes, round);
@@ -202,7 +202,7 @@ fn memory_that_lies_where_freed_memory_is_still_imported_is_imported_too() {
         other.free(ours);
     }
     assert!(again > 0, "no address was given out again");
-    // Each was imported once, and is closed once.
+    // Each import was made once and is closed once.
     imported.iter().for_each(|(theirs, _)| close(&other, *theirs));
     for (theirs, _) in imported {
         // SAFETY: refused.
@@ -256,16 +256,16 @@ fn freed_memory_is_gone_also_when_its_address_is_in_use_again() {
     // SAFETY: the mapping exists.
     let message = refused(unsafe { mp_execute(plan, null_mut(), null_mut()) }, MP_ERROR_PEER_GONE);
     assert!(message.contains("has freed the memory") && message.contains("export again"), "{message}");
-    // New memory of the same size, probably at the same address.
+    // The new memory has the same size, and probably the same address.
     peer.tell("alloc 0 65536 2");
     import_refused(&node, &handle, MP_ERROR_PEER_GONE);
-    // The remaining mapping does not show the new contents.
+    // The mapping that this process still has does not show the new contents.
     assert!(!holds(theirs, 65536, 2, 0));
     close(&node, theirs);
     import_refused(&node, &handle, MP_ERROR_PEER_GONE);
     let newer = import(&node, &from_hex(&peer.tell("export 1 0 65536")));
     assert!(holds(newer, 65536, 2, 0));
-    // A peer that destroys its context frees all of its memory.
+    // If a peer destroys its context, all of its memory is freed.
     let again = node.plan(&[transfer(ours, 1, newer, 0, 65536)]);
     peer.tell("destroy");
     // SAFETY: as above.
@@ -297,7 +297,7 @@ fn a_peer_that_was_killed_is_gone() {
         // SAFETY: the mapping still exists.
         let message = refused(unsafe { mp_execute(plan, null_mut(), null_mut()) }, MP_ERROR_PEER_GONE);
         assert!(message.contains(&format!("process {}", peer.process.id())) && message.contains("has ended"), "{message}");
-        // Neither mapped nor unmapped memory can be imported.
+        // Neither memory that was mapped before nor other memory can be imported.
         for handle in &handles {
             import_refused(&node, handle, MP_ERROR_PEER_GONE);
         }
@@ -315,7 +315,7 @@ fn an_importer_that_was_killed_leaves_nothing_behind() {
     let node = Node::new(c"beluga");
     let memory = node.alloc(0, 65536);
     let handle = export(&node, memory, 65536);
-    // An idle process exports, so that its descriptors can be counted.
+    // The exporter is otherwise idle, so that its file descriptors can be counted.
     let mut exporter = Peer::start();
     exporter.tell("alloc 0 65536 1");
     let theirs = exporter.tell("export 0 0 65536");
@@ -327,7 +327,7 @@ fn an_importer_that_was_killed_leaves_nothing_behind() {
         peer.tell(&format!("import {theirs}"));
         peer.kill();
     }
-    // A thread of the exporter detects their end, and closes the connections.
+    // A thread of the exporter detects the exits of the importers, and closes the connections.
     let started = Instant::now();
     while number(exporter.tell("holdings")) > alone {
         assert!(started.elapsed() < 4 * PATIENCE, "descriptors are left: {} and {alone} before", exporter.tell("holdings"));
@@ -369,7 +369,7 @@ fn signals_do_not_prolong_the_wait_for_an_exporter() {
         scope.spawn(|| answered.send(importer.ask(&format!("import {handle}"))));
         let answer = answer.recv_timeout(12 * PATIENCE);
         if answer.is_err() {
-            // The peer's test ends with the peer.
+            // The test that runs in the peer ends with the peer.
             rustix::process::kill_process(process, rustix::process::Signal::KILL).expect("the peer exists");
         }
         answer
@@ -381,7 +381,7 @@ fn signals_do_not_prolong_the_wait_for_an_exporter() {
     assert_eq!(importer.tell("look 0 4096 1 0"), "true");
 }
 
-/// Far more than fit in a socket's buffer.
+/// Number of messages that is far more than the buffer of a socket can hold.
 const MANY: usize = 600;
 
 #[test]
@@ -396,7 +396,7 @@ fn an_importer_that_reads_nothing_learns_of_all_that_was_freed() {
             (theirs, node.plan(&[transfer(ours, 1, theirs, 0, 4096)]))
         })
         .collect();
-    // All but one.
+    // The owner frees all memory but one allocation.
     (1..MANY).for_each(|memory| _ = owner.tell(&format!("free {memory}")));
     node.run(plans[0].1);
     assert!(holds(ours, 4096, 0, 0));
@@ -424,7 +424,7 @@ fn an_exporter_that_reads_nothing_learns_of_all_that_was_closed() {
         let answer = owner.ask(&format!("await {memory} {next}"));
         answer.split(' ').next().expect("a status").parse::<i32>().expect("a number")
     };
-    // Waits for memory 0, the only one that the importer has not closed.
+    // Wait until only memory 0 is left, which is the only one that the importer has not closed.
     let started = Instant::now();
     while waits(&mut owner, 0) != MP_ERROR_PEER_GONE as i32 {
         assert!(started.elapsed() < 12 * PATIENCE, "the importer's end goes unnoticed");
@@ -452,7 +452,7 @@ fn handles_from_elsewhere_are_refused_with_the_reason() {
     refuse(&|h| h.origin.token[0] ^= 1, MP_ERROR_PEER_GONE, "no longer exports anything");
     refuse(&|h| h.offset = 1, MP_ERROR_INVALID_ARGUMENT, "4096 bytes from byte 1 of an allocation of 4096 bytes");
     refuse(&|h| h.bytes = 0, MP_ERROR_INVALID_ARGUMENT, "0 bytes");
-    // An allocation that is larger than its file.
+    // The handle describes an allocation that is larger than its file.
     refuse(&|h| h.allocation_bytes = 1 << 40, MP_ERROR_DRIVER, "mapping memory of another process");
 
     let mut newer = handle;
@@ -461,7 +461,7 @@ fn handles_from_elsewhere_are_refused_with_the_reason() {
     let message = import_refused(&node, &newer, MP_ERROR_VERSION_MISMATCH);
     assert!(message.contains("version 3, this library makes and reads version 2"), "{message}");
 
-    // A handle for a larger range is refused even if the memory is already mapped, also by another context of this process.
+    // A handle with a larger range is refused, even if this context or another context of this process has already mapped the memory.
     let theirs = import(&node, &handle);
     refuse(
         &|h| (h.allocation_bytes, h.offset) = (1 << 40, 1 << 30),
@@ -505,7 +505,7 @@ fn kernels_get_memory_of_a_gpu_out_of_sight() {
         assert_eq!((status, pointer), (expected, poison()));
         assert_eq!(last_argument().as_deref(), Some("kernels"), "the handle is right");
     }
-    import_refused(&node, &out_of_sight, MP_ERROR_NOT_SUPPORTED); // for plans
+    import_refused(&node, &out_of_sight, MP_ERROR_NOT_SUPPORTED); // memory for plans
     node.still_works();
 }
 
@@ -540,7 +540,7 @@ fn strangers_at_the_socket_do_no_harm() {
         let stranger = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
         rustix::net::connect(&stranger, &name).expect("the service listens");
         rustix::net::send(&stranger, packet, SendFlags::NOSIGNAL).expect("the service reads");
-        // The connection is closed without an answer.
+        // The service closes the connection without an answer.
         let mut heard = [0_u8; 8];
         assert!(!matches!(rustix::net::recv(&stranger, &mut heard, RecvFlags::empty()), Ok((1.., _))), "an answer to {packet:?}");
     }
@@ -549,7 +549,7 @@ fn strangers_at_the_socket_do_no_harm() {
     assert_eq!(peer.tell("look 0 4096 1 0"), "true");
 }
 
-/// Rounds of allocating, exporting, importing, closing and freeing between two processes.
+/// Tests that many rounds of allocating, exporting, importing, closing and freeing between two processes leave no resources behind.
 #[test]
 fn ten_thousand_rounds_of_export_and_import_leave_nothing_behind() {
     let rounds = 10_000;
@@ -563,7 +563,7 @@ fn ten_thousand_rounds_of_export_and_import_leave_nothing_behind() {
         importer.tell(&format!("import {handle}"));
         assert_eq!(importer.tell(&format!("look {round} 19000 {round} 100")), "true");
         if round % 100 == 0 {
-            // A plan in the importer's cache keeps no memory of the exporter.
+            // A plan in the importer's cache does not keep memory of the exporter.
             importer.tell(&format!("put {round} {} 0 1 19000", round % 4));
         }
         importer.tell(&format!("close {round}"));
@@ -572,12 +572,13 @@ fn ten_thousand_rounds_of_export_and_import_leave_nothing_behind() {
             let state = (importer.tell("holdings"), resident(&importer), resident(&exporter));
             let (before, importers, exporters) = first.get_or_insert_with(|| state.clone());
             assert_eq!(&state.0, before, "descriptors and mappings of the importer");
-            // In pages; the peers' own lists also grow. AddressSanitizer's allocator keeps freed memory.
+            // Number of pages. The lists of the peers grow too. With AddressSanitizer, the allocator keeps freed memory.
             let most = if std::env::var_os("ASAN_OPTIONS").is_some() { 50_000 } else { 500 };
             assert!(state.1 < *importers + most && state.2 < *exporters + most, "{state:?} after {importers} and {exporters}");
         }
     }
-    // A listener, a segment, and the descriptors of every process, after the exporter's thread has detected the end of all connections.
+    // The process keeps a listening socket, a shared segment, and the usual file descriptors, once the exporter's thread has detected the
+    // end of all connections.
     let until = Instant::now() + Duration::from_secs(60);
     let left = || holdings(&exporter.process.id().to_string());
     let is_little = |(descriptors, mappings): (usize, usize)| descriptors < 16 && mappings == 0;
@@ -612,7 +613,7 @@ fn a_process_of_another_user_is_refused() {
     if !rustix::process::geteuid().is_root() {
         return skip("only root can start a process of another user");
     }
-    // A copy in a folder that the other user can read, because the original may not be readable.
+    // Copy the program into a folder that another user can read, because the original may not be readable.
     let program = std::env::temp_dir().join(format!("mpgpu-share-{}", std::process::id()));
     std::fs::copy(std::env::current_exe().expect("this program"), &program).expect("room for a copy");
     let node = Node::new(c"beluga");
@@ -624,7 +625,7 @@ fn a_process_of_another_user_is_refused() {
     std::fs::remove_file(&program).expect("the copy was the test's own");
     let answer = stranger.ask(&format!("import {}", hex(&handle)));
     assert!(answer.starts_with("8 ") && answer.contains("of another user"), "{answer}");
-    // A handle with a false user: the importer checks who answers, and the exporter checks who asks.
+    // The handle states a wrong user. The importer checks who answers, and the exporter checks who requests.
     let lie = hex(&forged(&handle, |handle| handle.origin.user = 65534));
     let answer = stranger.ask(&format!("import {lie}"));
     assert!(answer.starts_with("8 ") && answer.contains("not trusted"), "{answer}");
@@ -661,11 +662,11 @@ fn an_export_costs_the_same_however_many_there_are() {
         let export = Export { backend: backend.clone(), allocation };
         let secret = service.export(key(allocation.id), export, None).expect("random numbers");
         if round % 3 == 0 {
-            // Freed like by `cudaFree`, without informing the library.
+            // The memory is freed as by `cudaFree`, without notice to the library.
             backend.free(base).expect("once");
             freed.push((key(allocation.id), secret));
         }
-        // One look-up is the test's own.
+        // One look-up is made by the test itself.
         assert!(backend.located() <= round * 4, "{} looks for {round} exports", backend.located());
     }
     assert!(freed.iter().all(|(key, secret)| service.find(*key, *secret).is_none()));

@@ -1,4 +1,4 @@
-//! Tests signals between processes: they order streams and threads, and no wait for an ended peer lasts for ever.
+//! Tests signals between processes. Signals order the work of streams and threads, and no wait for a peer that has exited lasts for ever.
 
 use crate::node::*;
 use crate::peer::*;
@@ -22,7 +22,7 @@ fn puts_with_signals_are_ordered_by_streams_alone() {
     let (data, flag, result) = (node.alloc(1, BYTES), counters(&node, 1), node.alloc(2, ROUNDS * BYTES));
     peer.tell(&format!("import {}", hex(&export(&node, data, BYTES))));
     peer.tell(&format!("import {}", hex(&export(&node, flag.cast(), 8))));
-    // Everything is enqueued before the first byte has arrived.
+    // Everything is enqueued before any data has arrived.
     let stream = node.stream(1);
     for round in 0..ROUNDS {
         wait_in(&node, stream, &[signal(flag, round as u64 + 1)]);
@@ -74,7 +74,7 @@ fn read(node: &Node, counter: *const u64) -> u64 {
     value
 }
 
-/// Returns true if a counter has reached a value, or the status of an error.
+/// Returns true if a counter has reached a value, or the error status of the call.
 fn test(node: &Node, counter: *const u64, value: u64) -> Result<bool, mp_status_t> {
     let mut reached = 77;
     // SAFETY: as above.
@@ -93,14 +93,14 @@ fn a_thread_raises_reads_and_asks_for_signals_of_its_own_and_of_other_processes(
     let flags = counters(&node, 2);
     let mut peer = Peer::start();
     peer.tell(&format!("import {}", hex(&export(&node, flags.cast(), 16))));
-    // An unreached value is not an error and does not change the last error.
+    // A value that is not reached is no error and does not change the text of the last error.
     let before = last_error();
     assert_eq!((test(&node, flags, 0), test(&node, flags, 1), read(&node, flags)), (Ok(true), Ok(false), 0));
     assert_eq!(last_error(), before);
     peer.tell("raise 0 4");
     ok(wait_for(&node, flags, 4, 60.0));
     assert_eq!((test(&node, flags, 4), test(&node, flags, 5), read(&node, flags)), (Ok(true), Ok(false), 4));
-    // A signal raised in this process releases a stream.
+    // A signal that this process sends releases a stream.
     let (stream, second) = (node.stream(1), flags.wrapping_add(1));
     wait_in(&node, stream, &[signal(second, 2)]);
     // SAFETY: the library must check the address, here and below.
@@ -109,7 +109,7 @@ fn a_thread_raises_reads_and_asks_for_signals_of_its_own_and_of_other_processes(
     assert_eq!(read(&node, second), 2);
     peer.tell("close 0");
 
-    // Counters in memory of the other process can be raised and read, but not waited for.
+    // Counters in memory of the other process can be set and read, but not waited for.
     peer.tell("alloc -1 8 0");
     let theirs = import(&node, &from_hex(&peer.tell("export 0 0 8"))).cast::<u64>();
     // SAFETY: as above.
@@ -137,7 +137,7 @@ fn what_a_process_that_has_ended_did_not_raise_is_an_error_to_who_asks_and_what_
     peer.tell("raise 0 3");
     ok(wait_for(&node, flag, 3, 60.0));
     peer.kill();
-    // The wait itself detects the end of the peer.
+    // The wait itself detects that the peer has exited.
     refused(wait_for(&node, flag, 4, f64::INFINITY), MP_ERROR_PEER_GONE);
     assert_eq!((test(&node, flag, 3), test(&node, flag, 4), read(&node, flag)), (Ok(true), Err(MP_ERROR_PEER_GONE), 3));
     node.still_works();
@@ -157,8 +157,8 @@ fn kernels_that_wait_for_a_process_that_ends_are_told_and_whoever_synchronises_t
     peer.tell(&format!("import {}", hex(&export(&node, flags.cast(), 24))));
     let stream = node.stream(1);
     let at = |index: usize| flags.wrapping_add(index);
-    // Announcing a wait twice has the effect of one, with the larger value. No one waits for the third counter, the second has already
-    // reached its value, and the other memory was not mapped.
+    // If a wait is announced twice, only the larger value counts. Nobody waits for the third counter, the second counter has already
+    // reached its value, and the other memory was never mapped.
     for value in [GONE - 1, GONE] {
         ok(kernels_wait(&node, &[signal(at(0), value), signal(at(1), 5), signal(others, GONE)]));
     }
@@ -168,7 +168,7 @@ fn kernels_that_wait_for_a_process_that_ends_are_told_and_whoever_synchronises_t
     ok(unsafe { mp_signal_raise(node.context, at(1), 6) });
     ok(mp_stream_synchronize(node.context, stream));
     peer.kill();
-    // Polls like a kernel.
+    // This thread polls the counter as a kernel does.
     let begin = std::time::Instant::now();
     while read(&node, at(0)) != GONE {
         assert!(begin.elapsed().as_secs() < 60, "the counter stands at {}", read(&node, at(0)));
@@ -177,7 +177,7 @@ fn kernels_that_wait_for_a_process_that_ends_are_told_and_whoever_synchronises_t
     let message = refused(mp_stream_synchronize(node.context, stream), MP_ERROR_PEER_GONE);
     assert!(message.contains("has the value 3, but the wait is for 1099511627776"), "{message}");
     ok(mp_stream_synchronize(node.context, stream));
-    // From now on this is refused, whatever the counter's value.
+    // From now on waits for this counter are refused, whatever its value is.
     refused(kernels_wait(&node, &[signal(at(1), 5)]), MP_ERROR_PEER_GONE);
     ok(kernels_wait(&node, &[signal(others, GONE)]));
     refused(kernels_wait(&node, &[signal(at(0).wrapping_byte_add(4), 1)]), MP_ERROR_INVALID_POINTER);
@@ -229,13 +229,13 @@ fn streams_that_wait_hold_up_no_other() {
     fill(source, 4096, 3);
     for (i, stream) in streams.iter().enumerate() {
         fill(cells[i], 4096, 4);
-        // Each stream waits for its own counter and the first one.
+        // Each stream waits for its own counter and for the first counter.
         wait_in(&node, *stream, &[signal(flags.wrapping_add(i), 1), signal(flags, 1)]);
         let plan = node.plan(&[transfer(cells[i], 0, source, 1, 4096)]);
         // SAFETY: the plan's memory exists until the streams have been synchronised.
         ok(unsafe { mp_execute(plan, *stream, null_mut()) });
     }
-    // Freeing would wait for all streams; copies in other streams do not.
+    // Freeing memory would wait for all streams. Copies in other streams do not.
     let copied = node.alloc(2, 4096);
     let plan = node.plan(&[transfer(copied, 2, source, 1, 4096)]);
     node.run(plan);
@@ -261,7 +261,7 @@ fn a_peer_that_dies_lets_nobody_wait_for_ever() {
         peer.tell(&format!("import {handle}"));
     }
     let stream = node.stream(1);
-    // The end of a peer that has closed the memory ends no wait.
+    // The peer has closed the memory, so its exit has no effect on waits.
     closing.tell("close 0");
     closing.kill();
     dying.tell("raise 0 4");
@@ -279,17 +279,17 @@ fn a_peer_that_dies_lets_nobody_wait_for_ever() {
     assert!(reached.1.contains("has the value 4, but the wait is for 5: process") && reached.1.contains("has ended"), "{}", reached.1);
     let message = refused(mp_stream_synchronize(node.context, stream), MP_ERROR_PEER_GONE);
     assert!(message.contains(&format!("process {}", dying.process.id())), "{message}");
-    // The error is reported once. The stream continues, and later waits in this memory are refused.
+    // The error is reported once. The stream then continues, and later waits for counters in this memory are refused.
     ok(mp_stream_synchronize(node.context, stream));
     let message = wait_refused(&node, stream, signal(flags.wrapping_add(1), 1));
     assert!(message.contains(&format!("process {}", dying.process.id())), "{message}");
     ok(mp_stream_synchronize(node.context, stream));
-    // Raised values remain valid, and other memory is not affected.
+    // Values that were already reached remain valid, and other memory is not affected.
     ok(wait_for(&node, flags, 4, 0.0));
     wait_in(&node, stream, &[signal(flags, 3)]);
     ok(mp_stream_synchronize(node.context, stream));
     refused(wait_for(&node, others, 1, 0.0), MP_ERROR_TIMEOUT);
-    // Streams that wait for other memory, or for nothing, are not affected.
+    // Streams that wait for counters in other memory, or for nothing, are not affected.
     for stream in [null_mut(), node.stream(1)] {
         ok(mp_stream_synchronize(node.context, stream));
     }
@@ -351,7 +351,7 @@ fn what_comes_after_a_wait_in_vain_says_so_once_and_nothing_else() {
     let plan = node.plan(&[transfer(target, 1, source, 0, 4096)]);
     let mut peer = Peer::start();
     peer.tell(&format!("import {}", hex(&export(&node, flag.cast(), 8))));
-    // The wait is in a stream that the caller never synchronises, as with a halo plan. The caller's stream is ordered after it by an event.
+    // The wait is in a stream for which the caller never waits, as with a halo plan. An event orders the caller's stream after it.
     let (waits, joins, asks) = (node.stream(0), node.stream(1), node.stream(2));
     let (waited, joined) = (event(&node), event(&node));
     for step in 1..=STEPS {
@@ -369,7 +369,7 @@ fn what_comes_after_a_wait_in_vain_says_so_once_and_nothing_else() {
     assert_eq!(done, 0, "it did not wait");
 
     peer.kill();
-    // Requests that were enqueued before the loss was detected report it too.
+    // Requests of work that was enqueued before the loss was detected report the loss too.
     for early in [first, second] {
         let message = refused(outcome(early), MP_ERROR_PEER_GONE);
         assert!(message.contains(&format!("process {}", peer.process.id())), "{message}");
@@ -387,22 +387,22 @@ fn what_comes_after_a_wait_in_vain_says_so_once_and_nothing_else() {
     };
     refused(status, MP_ERROR_PEER_GONE);
     assert!(asked.is_null());
-    // The loss has been reported through the streams' requests and events.
+    // The loss has already been reported through requests and events of the streams.
     for stream in [waits, joins, asks] {
         ok(mp_stream_synchronize(node.context, stream));
     }
-    // After the report, new work is not affected.
+    // New work is not affected after the report.
     ok(mp_stream_synchronize(node.context, joins));
     ok(outcome(request(plan, joins)));
     ok(mp_event_record(node.context, joined, joins));
     ok(mp_event_synchronize(node.context, joined));
-    // A stream that starts to wait for an event long after it has completed still reports the loss.
+    // A stream that waits for an event long after the event has completed still reports the loss.
     let late = node.stream(3);
     ok(mp_stream_wait_event(node.context, late, waited));
     refused(outcome(request(plan, late)), MP_ERROR_PEER_GONE);
     ok(outcome(request(plan, late)));
     ok(mp_stream_synchronize(node.context, late));
-    // A loop that uses only events gets one report, however often it waits for the event.
+    // A loop that uses only events gets a single report, however often it waits for the event.
     let loops = node.stream(3);
     for step in 0..3 {
         let each = event(&node);
@@ -412,7 +412,7 @@ fn what_comes_after_a_wait_in_vain_says_so_once_and_nothing_else() {
         assert_eq!(status, if step == 0 { MP_ERROR_PEER_GONE } else { MP_SUCCESS }, "step {step}");
         ok(mp_event_destroy(node.context, each));
     }
-    // A wait for the lost peer is not enqueued. In another context no peer was lost.
+    // A wait for the lost peer is refused and not enqueued. In another context no peer was lost.
     wait_refused(&node, late, signal(flag, STEPS));
     ok(mp_event_synchronize(node.context, event(&node)));
     for stream in [null_mut(), node.stream(1)] {
@@ -474,10 +474,10 @@ fn who_leaves_is_waited_for_as_far_as_it_has_come_and_no_further() {
     }
     let message = refused(mp_stream_synchronize(node.context, in_vain), MP_ERROR_PEER_GONE);
     assert!(message.contains(&format!("process {}", peer.process.id())) && message.contains("no signal in it beyond 3"), "{message}");
-    // The peer is still alive and must keep its declaration.
+    // The peer is still alive and must observe its own declaration.
     peer.tell("raise 2 3");
     ok(mp_stream_synchronize(node.context, in_time));
-    // No kernel polls for more than it has declared, so no error is reported; a larger value is refused.
+    // No kernel polls for a larger value than was declared, so there is no error. A larger value is refused.
     ok(kernels_wait(5));
     let mut stands = 0;
     // SAFETY: the output is valid for the call.
@@ -513,7 +513,7 @@ fn counters_that_are_none_are_refused() {
         }
     }
     assert_eq!(last_argument().as_deref(), Some("counter"));
-    // No one would end a wait in memory whose owner has exited.
+    // Nothing would end a wait for a counter in memory whose owner has exited.
     let remote = [signal(theirs.cast(), 1)];
     // SAFETY: as above.
     let message = refused(unsafe { mp_stream_wait_signals(node.context, null_mut(), remote.as_ptr(), 1) }, MP_ERROR_NOT_SUPPORTED);
@@ -522,7 +522,7 @@ fn counters_that_are_none_are_refused() {
     // SAFETY: as above.
     refused(unsafe { mp_stream_raise_signals(node.context, null_mut(), remote.as_ptr(), 1) }, MP_ERROR_PEER_GONE);
     close(&node, theirs);
-    // The refused calls have enqueued nothing.
+    // Refused calls have enqueued nothing.
     ok(mp_stream_synchronize(node.context, null_mut()));
     assert_eq!(own, [0; 4]);
     node.still_works();
@@ -538,7 +538,7 @@ fn a_peer_killed_in_the_middle_of_an_exchange_ends_it() {
         peer.tell("alloc -1 8 0");
         let free = import(&node, &from_hex(&peer.tell("export 1 0 8"))).cast::<u64>();
         let (data, flag) = (node.alloc(1, BYTES), counters(&node, 1));
-        // SAFETY: the peer has not yet been allowed to start.
+        // SAFETY: the peer has not been started yet.
         unsafe { free.write(0) };
         peer.tell(&format!("import {}", hex(&export(&node, data, BYTES))));
         peer.tell(&format!("import {}", hex(&export(&node, flag.cast(), 8))));

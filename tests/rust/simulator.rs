@@ -1,4 +1,5 @@
-//! Tests the simulator against closed forms, conservation, monotonicity, and the planner's model.
+//! Tests the simulator. Compares it with closed formulas and with the planner's model, and checks that data is conserved and that a faster
+//! machine is never slower.
 
 mod papers;
 mod readings;
@@ -23,7 +24,8 @@ fn machine(name: &str) -> Machine {
     Machine::new(preset(name).expect("a preset")).expect("valid")
 }
 
-/// Returns a machine of three GPUs in a row with two links, host memory behind one slot shared by both directions, and these costs.
+/// Returns a machine of three GPUs with a link from each to the next, with host memory behind a PCIe slot whose capacity both directions
+/// share, and with these costs.
 fn three(first: f64, second: f64, costs: Costs) -> Machine {
     let mut topology = parse(&format!(
         r#"
@@ -53,7 +55,7 @@ fn free() -> Costs {
     Costs { batch_segment: 0.0, kernel_segment: 0.0, kernel_efficiency: 1.0, ..none }
 }
 
-/// Returns one plain copy of each transfer, each on its own lane.
+/// Returns a program with one plain copy for each transfer, each in its own internal stream.
 fn direct(shapes: &[Shape]) -> Program {
     let mut program = Program { transfers: shapes.iter().map(|shape| shape.bytes).collect(), ..Program::default() };
     for (index, shape) in shapes.iter().enumerate() {
@@ -66,7 +68,7 @@ fn direct(shapes: &[Shape]) -> Program {
     program
 }
 
-/// Returns one transfer through a ring of `slots` slots on `via`, in equal chunks.
+/// Returns a program that copies one transfer in `chunks` equal chunks through a ring of `slots` slots on the device `via`.
 fn staged(shape: &Shape, via: DeviceId, chunks: u32, slots: u32) -> Program {
     let bytes = shape.bytes / u64::from(chunks);
     let mut program = Program { transfers: vec![shape.bytes], ..Program::default() };
@@ -152,7 +154,7 @@ fn both_directions_of_a_slot_share_what_the_slot_carries() {
     let machine = three(50e9, 25e9, free());
     let shapes = [shape(0, -1, 60 * MIB), shape(-1, 0, 30 * MIB)];
     let run = simulate(&machine, &direct(&shapes), &shapes, Executor::Streams);
-    // 6 GB/s each until 30 MiB have moved, then 10 GB/s, the link's own rate.
+    // Each flow has 6 GB/s until 30 MiB have been copied. The remaining flow then has 10 GB/s, the rate of its link.
     about(run.seconds, 30.0 * MIB as f64 / 6e9 + 30.0 * MIB as f64 / 10e9);
     let slot = run.resources.iter().find(|of| machine.resources()[of.resource.0 as usize].name == "slot").expect("used");
     assert_eq!((slot.bytes, slot.peak), (90 * MIB, 12e9));
@@ -194,7 +196,7 @@ fn executions_that_share_staging_memory_do_not_overlap_and_others_do() {
     let program = staged(&shapes[0], DeviceId::gpu(1), 8, 4);
     let spans = |staging: u64| {
         let mut scenario = Scenario::new(&machine, staging);
-        // Two plans of one shape for two pairs of buffers.
+        // Two plans have the same transfers between two different pairs of buffers.
         for stream in 0..2 {
             let bound = scenario.bind(&program, &shapes).expect("fits");
             scenario.execute(bound, Executor::Streams, stream);
@@ -227,7 +229,7 @@ fn a_host_thread_that_waits_issues_nothing_meanwhile() {
         scenario.wait(0, put);
     }
     about(scenario.run().seconds, 3.0 * alone);
-    // Without waiting, only the gap between two copies of a stream remains.
+    // If nothing waits, only the gap between two copies of one stream remains.
     let mut scenario = Scenario::new(&machine, STAGING);
     let bound = scenario.bind(&program, &shapes).expect("fits");
     (0..3).for_each(|_| assert!(scenario.execute(bound, Executor::Streams, 0).0 < 3));
@@ -282,8 +284,8 @@ fn an_execution_of_nothing_is_done_when_it_is_issued_and_its_turn_has_come() {
     assert_eq!(Scenario::new(&machine, STAGING).run().seconds, 0.0);
 }
 
-/// Simulates a planned batch, and checks in every interval that no resource exceeds its capacity, and at the end that all bytes of every
-/// copy have moved.
+/// Simulates a batch. Checks in every interval that no resource exceeds its capacity, and at the end that every copy has copied all its
+/// bytes.
 fn conserving(machine: &Machine, program: &Program, shapes: &[Shape], executor: Executor, staging: u64) -> Simulation {
     let mut scenario = Scenario::new(machine, staging);
     let bound = scenario.bind(program, shapes).expect("planned for this machine");
@@ -304,7 +306,7 @@ fn conserving(machine: &Machine, program: &Program, shapes: &[Shape], executor: 
                 moved[resource.0 as usize] += flow.rate * (segment.end - segment.begin);
                 drawn[resource.0 as usize] += flow.rate * draw * (segment.end - segment.begin);
             }
-            // Max-min fair: each flow uses a full resource on which no other flow is faster.
+            // Rates are max-min fair: each flow uses a saturated resource on which no other flow is faster.
             let limited = route.resources.iter().any(|resource| {
                 let on_it = |other: &&mpgpu_core::model::simulate::SegmentFlow| {
                     machine.route(other.from, other.to).is_some_and(|route| route.resources.contains(resource))
@@ -328,7 +330,7 @@ fn conserving(machine: &Machine, program: &Program, shapes: &[Shape], executor: 
             Place::Slot { ring, .. } => program.rings[ring.0 as usize].device,
         };
         let (from, to, lane) = (device(copy.from), device(copy.to), program.lanes[op.lane.0 as usize].device);
-        // Bytes that a kernel moves between two other GPUs, or inside one, pass through the kernel's GPU.
+        // Data that a kernel copies between two other GPUs, or inside one, passes through the kernel's own GPU.
         let passes = op.mechanism == Mechanism::Kernel && ![from, to].contains(&lane);
         let ways = if passes { [Some((from, lane)), Some((lane, to))] } else { [Some((from, to)), None] };
         for (from, to) in ways.into_iter().flatten() {
@@ -339,7 +341,7 @@ fn conserving(machine: &Machine, program: &Program, shapes: &[Shape], executor: 
     for (at, bytes) in bytes.iter().enumerate() {
         let of = run.resources.iter().find(|of| of.resource == ResourceId(at as u32));
         assert_eq!(of.map_or(0, |of| of.bytes), *bytes);
-        // One byte of rounding error for thousands of intervals.
+        // A rounding error of one byte is permitted, because there are thousands of intervals.
         assert!((moved[at] - *bytes as f64).abs() <= 1.0 + 1e-6 * *bytes as f64, "{} of {bytes} bytes moved", moved[at]);
         if let Some(of) = of {
             assert!(of.peak <= resources[at].capacity * (1.0 + 1e-9) && of.mean <= of.peak * (1.0 + 1e-9));
@@ -349,7 +351,7 @@ fn conserving(machine: &Machine, program: &Program, shapes: &[Shape], executor: 
     run
 }
 
-/// Checks the timeline against the program's order.
+/// Checks that the simulated timeline has the order that the program requires.
 fn in_order(program: &Program, run: &Simulation) {
     let spans: Vec<_> = run.timeline.spans.iter().filter(|span| span.op.is_some()).collect();
     assert_eq!(spans.len(), program.ops.len());
@@ -369,8 +371,8 @@ fn in_order(program: &Program, run: &Simulation) {
 proptest! {
     #![proptest_config(config(100))]
 
-    /// For any plan on any machine, no resource exceeds its capacity at any moment, rates are max-min fair, all bytes move, the program's
-    /// order holds, and the result is reproducible.
+    /// Tests random plans on random machines: no resource exceeds its capacity at any moment, rates are max-min fair, all data is copied,
+    /// the program's order holds, and the result is reproducible.
     #[test]
     fn nothing_is_carried_beyond_capacity_and_nothing_is_lost(seed in any::<u64>()) {
         let mut random = Random(seed);
@@ -383,8 +385,8 @@ proptest! {
     }
 }
 
-/// If no two lanes share a resource, each operation takes the time of its route alone, and each end is a maximum of sums of such times. A
-/// higher capacity or a lower fixed cost then never makes the end later.
+/// Tests programs whose internal streams share no resource. Each operation then takes the time of its own route, and each end time is a
+/// maximum of sums of such times. So a higher capacity or a lower fixed cost never makes the program slower.
 #[test]
 fn more_capacity_is_never_slower_where_lanes_share_nothing() {
     let cases = config(600).cases;
@@ -394,7 +396,7 @@ fn more_capacity_is_never_slower_where_lanes_share_nothing() {
         let (machine, shapes, options) = machine_and_batch(&mut random, 64 * MIB);
         let Ok(plan) = plan(&machine, &shapes, &options) else { continue };
         let faster = Machine::new(faster(machine.topology(), &mut random)).expect("still valid");
-        // The routes must not change.
+        // A changed machine must not change the routes.
         let moves = plan.program.ops.len() > 1;
         if !moves || !lanes_share_nothing(&machine, &plan.program, &shapes) || !same_routes(&machine, &faster) {
             continue;
@@ -417,7 +419,7 @@ fn simulate_with(machine: &Machine, program: &Program, shapes: &[Shape], executo
 fn lanes_share_nothing(machine: &Machine, program: &Program, shapes: &[Shape]) -> bool {
     let mut owner = vec![None; machine.resources().len()];
     program.ops.iter().all(|op| {
-        // Copies of one operation are not ordered relative to each other.
+        // The copies of one operation have no order among each other.
         op.copies.len() == 1
             && op.copies.iter().all(|copy| {
                 let device = |place: Place| match place {
@@ -435,7 +437,7 @@ fn same_routes(a: &Machine, b: &Machine) -> bool {
     a.devices().all(|from| a.devices().all(|to| a.route(from, to).map(|route| &route.links) == b.route(from, to).map(|route| &route.links)))
 }
 
-/// Returns the topology with higher capacities and lower costs at random.
+/// Returns the topology with randomly increased capacities and decreased costs.
 fn faster(topology: &Topology, random: &mut Random) -> Topology {
     let mut faster = topology.clone();
     for link in &mut faster.links {
@@ -453,9 +455,9 @@ fn faster(topology: &Topology, random: &mut Random) -> Topology {
 
 #[test]
 fn where_flows_share_a_link_more_capacity_for_one_can_delay_another() {
-    // Two flows share 10 GB/s into host memory. The link of the small flow is narrow; the link of the large one has 8 GB/s and determines
-    // the end. While the small flow is slow, it leaves 8 GB/s to the large one. A faster small flow takes some of this rate, and after its
-    // end the large flow cannot recover the loss, because of its own link. This is a property of max-min fairness and not of the library's
+    // Two flows share 10 GB/s into host memory. The small flow has a narrow link. The large flow has a link of 8 GB/s, and determines the
+    // end. As long as the small flow is slow, the large flow has 8 GB/s. A faster small flow takes some of this rate, and the large flow
+    // cannot recover the loss later, because its own link limits it. This is a property of max-min fairness, not of the library's
     // scheduling.
     let seconds = |narrow: f64| {
         let topology = parse(&format!(
@@ -477,7 +479,7 @@ fn where_flows_share_a_link_more_capacity_for_one_can_delay_another() {
     };
     let (slow, fast) = (seconds(2e9), seconds(3e9));
     about(slow, 100.0 * MIB as f64 / 8e9);
-    // 10 MiB at 3 GB/s. Meanwhile the other flow moves at 7 GB/s, 1 GB/s less than its link allows.
+    // 10 MiB take 3 GB/s. Meanwhile the other flow has 7 GB/s, which is 1 GB/s less than its link allows.
     about(fast, slow + 10.0 * MIB as f64 / 3e9 / 8.0);
 }
 
@@ -502,8 +504,9 @@ fn on_the_presets_the_run_takes_what_the_planner_expects_within_bounds() {
             let ring = (0..4).map(|i| shape(i, (i + 1) % 4, bytes)).collect();
             for shapes in [vec![shape(0, 1, bytes)], vec![shape(-1, 0, bytes)], vec![shape(0, -1, bytes)], both, ring] {
                 let Some(ratio) = against_the_planner(&machine, &shapes, &Options::default()) else { continue };
-                // The simulation can be faster, because the planner lets every pipeline wait for the last issue and counts `join` for the
-                // direct path too. It can be slower, because direct copies of several GPUs join one stream, which costs as much as 1 MiB.
+                // The simulation can be faster than the prediction, because the planner assumes that every pipeline waits for the last
+                // issue, and counts the cost `join` for the direct path too. It can be slower, because joining direct copies of several
+                // GPUs with one stream costs as much time as 1 MiB.
                 let most = if shapes.len() == 1 { 1.25 } else { 1.45 };
                 assert!((0.85..most).contains(&ratio), "{name}, {bytes} bytes, {} transfers: {ratio}", shapes.len());
                 ratios.push(ratio);
@@ -519,7 +522,7 @@ fn on_the_presets_the_run_takes_what_the_planner_expects_within_bounds() {
 fn on_random_machines_half_of_the_runs_take_what_the_planner_expects() {
     let ratios = (0..2000).filter_map(|seed| {
         let (machine, shapes, options) = machine_and_batch(&mut Random(seed), 64 * MIB);
-        // The calling thread copies pageable memory one end after the other, which is not simulated.
+        // The calling thread copies pageable memory for one transfer after the other, which is not simulated.
         if shapes.iter().any(|shape| [shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable)) {
             return None;
         }
@@ -528,8 +531,8 @@ fn on_random_machines_half_of_the_runs_take_what_the_planner_expects() {
     let mut ratios: Vec<f64> = ratios.collect();
     ratios.sort_by(f64::total_cmp);
     let [least, low, median, high] = [0.0, 0.05, 0.5, 0.75].map(|part| quantile(&ratios, part));
-    // The upper tail is long because of chunks of 4096 bytes set by an option, and because of a dozen transfers over one slow link, which
-    // the planner's bound counts once and the simulation runs in sequence.
+    // The largest ratios are caused by chunks of 4096 bytes, which an option sets, and by batches with a dozen transfers over one slow
+    // link. The planner's bound counts such a link once, but the simulator runs the transfers one after the other.
     assert!(least > 0.6 && low > 0.97 && (0.99..1.01).contains(&median) && high < 1.25, "{least} {low} {median} {high}");
 }
 

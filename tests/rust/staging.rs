@@ -1,4 +1,4 @@
-//! Tests staging memory: the locations of rings, and the dependences between executions. The backend is a double whose executions end on
+//! Tests staging memory: where rings are placed, and which executions must run one after the other. The test backend ends executions on
 //! command.
 
 use crate::addresses::Addresses;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// Numbered execution that ends when the test says so.
+/// Execution with a number, which ends when the test requests it.
 #[derive(Debug)]
 struct End {
     number: usize,
@@ -46,19 +46,21 @@ impl CompletionState for End {
     }
 }
 
-/// No executions.
+/// Result for an execution that need not follow any other.
 const NONE: [usize; 0] = [];
 
 fn number(completion: &Completion) -> usize {
     completion.as_any().downcast_ref::<End>().expect("this test's own").number
 }
 
-/// Enqueues `end` with these regions, like the first execution of a plan. Returns the numbers of the executions that it must follow.
+/// Enqueues the execution `end` with these regions, as the first execution of a plan. Returns the numbers of the executions that it must
+/// follow.
 fn enqueue(staging: &Staging, regions: &[Region], end: &Arc<End>) -> Vec<usize> {
     enqueue_of(staging, &Regions::new(regions), end)
 }
 
-/// Like `enqueue`, as a further execution of the plan with these regions.
+/// Enqueues the execution `end` as a further execution of the plan with these regions. Returns the numbers of the executions that it must
+/// follow.
 fn enqueue_of(staging: &Staging, regions: &Regions, end: &Arc<End>) -> Vec<usize> {
     let mut numbers = Vec::new();
     staging
@@ -184,13 +186,13 @@ fn executions_that_share_a_byte_are_ordered_and_others_are_not() {
     assert_eq!(enqueue(&staging, &[region(0, 100)], &ends[0]), NONE);
     assert_eq!(enqueue(&staging, &[region(100, 200), region(500, 600)], &ends[1]), NONE);
     assert_eq!(enqueue(&staging, &[], &ends[2]), NONE);
-    // The same regions again: the same plan in another stream.
+    // The regions are the same as before, as for the same plan in another stream.
     assert_eq!(enqueue(&staging, &[region(0, 100)], &ends[3]), [0]);
-    // Execution 0 now precedes 3.
+    // Execution 0 now precedes execution 3, so it is not listed.
     assert_eq!(enqueue(&staging, &[region(99, 101)], &ends[4]), [1, 3]);
-    // An execution that overlaps another in two places waits for it once.
+    // An execution that overlaps another one in two places waits for it only once.
     assert_eq!(enqueue(&staging, &[region(150, 160), region(550, 560)], &ends[5]), [1]);
-    // Bytes that no later execution has used still belong to the earlier one.
+    // Bytes that no later execution has used still belong to the earlier execution.
     assert_eq!(enqueue(&staging, &[region(0, 99), region(590, 600)], &ends[6]), [1, 3]);
     assert_eq!(enqueue(&staging, &[region(0, 1000)], &ends[7]), [1, 4, 5, 6]);
 }
@@ -225,11 +227,11 @@ fn a_plan_that_had_its_bytes_to_itself_comes_after_its_last_run_and_otherwise_af
     let ends: Vec<Arc<End>> = (0..10).map(End::of).collect();
     assert_eq!(enqueue_of(&staging, &mine, &ends[0]), NONE);
     assert_eq!(enqueue_of(&staging, &mine, &ends[1]), [0]);
-    // Overlaps both regions of the first plan at an end. The rest still belongs to the first plan.
+    // The regions overlap the end of each region of the first plan. The remaining bytes still belong to the first plan.
     assert_eq!(enqueue_of(&staging, &across, &ends[2]), [1]);
     assert_eq!(enqueue_of(&staging, &mine, &ends[3]), [1, 2]);
     assert_eq!(enqueue_of(&staging, &mine, &ends[4]), [3]);
-    // Another plan with the same bytes, and the first again.
+    // Another plan uses the same bytes, and then the first plan again.
     assert_eq!(enqueue_of(&staging, &same, &ends[5]), [4]);
     assert_eq!(enqueue_of(&staging, &across, &ends[6]), [2, 5]);
     assert_eq!(enqueue_of(&staging, &mine, &ends[7]), [5, 6]);
@@ -238,7 +240,7 @@ fn a_plan_that_had_its_bytes_to_itself_comes_after_its_last_run_and_otherwise_af
     assert_eq!(enqueue_of(&staging, &mine, &ends[9]), [8]);
 }
 
-/// Submitting blocks while the queue of a stream is full, possibly until another thread has submitted work.
+/// Tests a submission that blocks because the queue of its stream is full. It may block until another thread has submitted work.
 #[test]
 fn an_execution_that_is_long_in_being_enqueued_holds_up_those_alone_that_share_a_byte_with_it() {
     let (staging, ends) = (Staging::new(0), [0, 1, 2].map(End::of));
@@ -249,7 +251,7 @@ fn an_execution_that_is_long_in_being_enqueued_holds_up_those_alone_that_share_a
         scope.spawn(move || {
             let enqueue = |_: &[Completion]| {
                 first_began.send(()).expect("the test waits");
-                // Simulates a full queue, which blocks until the other stream receives its work.
+                // This simulates a full queue. It blocks until work is submitted to another stream.
                 first_goes_on.recv_timeout(Duration::from_secs(20)).map(|()| ends[0].clone() as Completion)
             };
             staging.in_turn(&Regions::new([region(0, 10), region(40, 50)]), enqueue).expect("others enqueue meanwhile");
@@ -271,7 +273,7 @@ fn every_earlier_execution_that_shares_a_byte_has_finished_or_is_waited_for() {
         let mut plans: Vec<Arc<Regions>> = Vec::new();
         let mut runs: Vec<(Arc<Regions>, Arc<End>, HashSet<usize>)> = Vec::new();
         for number in 0..150 {
-            // A new plan, or the next execution of an earlier plan, often of the last one.
+            // The execution is of a new plan, or the next one of an earlier plan, often of the last plan.
             let last = plans.len().saturating_sub(1) as u64;
             let regions = match random.below(4) {
                 1 if number > 0 => plans[random.below(last + 1) as usize].clone(),
@@ -288,7 +290,7 @@ fn every_earlier_execution_that_shares_a_byte_has_finished_or_is_waited_for() {
             };
             let end = End::of(number);
             let after = enqueue_of(&staging, &regions, &end);
-            // Waiting for an execution includes waiting for its predecessors.
+            // A wait for an execution includes waits for all executions that it follows.
             let mut waits: HashSet<usize> = after.iter().copied().collect();
             waits.extend(after.iter().flat_map(|&n| runs[n].2.iter().copied()));
             for (earlier, (used, other, _)) in runs.iter().enumerate() {
@@ -299,7 +301,7 @@ fn every_earlier_execution_that_shares_a_byte_has_finished_or_is_waited_for() {
             }
             runs.push((regions, end, waits));
             for _ in 0..random.below(3) {
-                // An execution ends only after its predecessors.
+                // An execution ends only after all executions that it follows.
                 let candidate = random.below(runs.len() as u64) as usize;
                 if runs[candidate].2.iter().all(|&n| runs[n].1.done.load(Ordering::SeqCst)) {
                     runs[candidate].1.finish();
@@ -320,7 +322,7 @@ fn only_executions_without_staging_go_without_a_mark_of_their_end_and_only_where
         |max_paths| context.plan(&[transfer], &PlanOptions { max_paths: Some(max_paths), ..PlanOptions::default() }).expect("a plan");
     let (direct, staged) = (plan(1), plan(4));
     assert_eq!((direct.staging_bytes() > 0, staged.staging_bytes() > 0), (false, true), "{}", staged.describe());
-    // This backend refuses executions with a completion.
+    // This backend refuses executions for which a completion is requested.
     direct.enqueue(StreamHandle(0)).expect("unmarked");
     assert!(direct.execute(StreamHandle(0)).is_err());
     assert!(staged.enqueue(StreamHandle(0)).is_err(), "later users of the same staging have to wait for it");

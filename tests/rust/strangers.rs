@@ -1,4 +1,4 @@
-//! Tests access to exported memory: only a process with the handle gets it, and only the named allocation.
+//! Tests that only a process with a handle gets access to exported memory, and only to the allocation of the handle.
 
 use crate::node::*;
 use crate::peer::*;
@@ -18,7 +18,7 @@ fn a_process_that_was_given_nothing_gets_nothing() {
         }
     }
     let handle = handle.expect("ten were exported");
-    // All processes can read the sockets' names, and the ids are consecutive numbers.
+    // All processes can read the names of sockets, and allocation numbers are consecutive.
     let name = socket_of(&handle);
     let listed = std::fs::read_to_string("/proc/net/unix").expect("procfs");
     let abstract_name = String::from_utf8(name.abstract_name().expect("no file").to_vec()).expect("ASCII");
@@ -29,7 +29,7 @@ fn a_process_that_was_given_nothing_gets_nothing() {
         for secret in [[0; 16], [0xFF; 16]] {
             let (mut answer, file) = ask_for(&name, said.key.backend, id, secret).expect("an answer");
             assert!(file.is_none(), "memory {id} was given to somebody who holds no handle");
-            // Answers as for memory that does not exist.
+            // The answer is the same as for memory that does not exist.
             answer[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
             assert_eq!(answer, never, "{id}");
         }
@@ -42,7 +42,7 @@ fn a_process_that_was_given_nothing_gets_nothing() {
         assert_eq!(message, never);
     }
     let theirs = import(&node, &handle);
-    // Also refused if the memory is already mapped.
+    // The wrong handle is refused even if the memory is already mapped.
     import_refused(&node, &forged(&handle, |handle| handle.secret.0[3] ^= 1), MP_ERROR_PEER_GONE);
     close(&node, theirs);
 }
@@ -64,7 +64,7 @@ fn an_importer_gets_the_allocation_and_nothing_beside_it() {
     let mut content = vec![0; BYTES];
     assert_eq!(rustix::io::pread(&file, &mut content, 0), Ok(BYTES));
     assert!(content.iter().enumerate().all(|(i, byte)| *byte == pattern(1, i)));
-    // No process can truncate or extend it while it is mapped, or seal it against writes by its owner.
+    // While the memory is mapped, no process can shrink or extend its file, or prevent the owner from writing it.
     assert_eq!(ftruncate(&file, 0), Err(Errno::PERM));
     assert_eq!(ftruncate(&file, 1 << 20), Err(Errno::PERM));
     assert_eq!(fallocate(&file, FallocateFlags::empty(), size as u64, 4096), Err(Errno::PERM));
@@ -92,7 +92,7 @@ fn descriptors_are_left_for_the_program() {
     exporter.tell("export 63 0 5000");
     let answer = exporter.ask("refuse 64");
     assert!(answer.starts_with("8 ") && answer.contains("ulimit -n") && answer.contains("fewer and larger"), "{answer}");
-    // Freed memory makes space.
+    // Freed memory makes room for another export.
     exporter.tell("free 0");
     exporter.tell("alloc 0 5000 7");
     exporter.tell("export 200 0 5000");
@@ -116,7 +116,7 @@ fn whoever_takes_over_the_name_of_an_exporter_that_has_ended_is_not_trusted() {
         let importer = accept(&impostor).expect("an importer");
         let mut packet = [0; 448];
         recv(&importer, &mut packet[..], RecvFlags::empty()).expect("a request");
-        // Permission is granted, with memory of the right size.
+        // The packet grants permission, for memory of the right size.
         packet[8] = 1;
         packet[24] = 1;
         packet[104..120].fill(0);
@@ -170,7 +170,7 @@ fn an_exporter_that_is_out_of_descriptors_says_so_to_its_importers() {
     let mut exporter = Peer::start();
     exporter.tell("alloc 0 65536 5");
     let handle = from_hex(&exporter.tell("export 0 0 65536"));
-    // One descriptor for the connection, and none for the descriptor that the importer sends.
+    // One file descriptor is left for the connection, but none for the descriptor that the importer sends.
     exporter.tell("fill 1");
     let message = import_refused(&node, &handle, MP_ERROR_NOT_SUPPORTED);
     assert!(message.contains("the exporter is out of file descriptors (EMFILE)") && message.contains("ulimit -n"), "{message}");

@@ -1,5 +1,5 @@
-//! Tests the structure of the crates: imports have one direction, between crates (checked by cargo) and between the folders of each crate
-//! (checked here); `CONTRIBUTING.md` contains the diagram that is generated here. Each name denotes one type.
+//! Tests the structure of the crates. Imports between the folders of a crate must have no cycles (cargo checks this for imports between
+//! crates), and each type name must be unique. Also generates the diagram in `CONTRIBUTING.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,17 +7,17 @@ use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
 use syn::{Attribute, ImplItemFn, Item, ItemFn, ItemImpl, ItemMod, ItemUse, UseTree, Visibility};
 
-/// Crates in the order of their dependences: folders of `rust/`.
+/// Crates as folders of `rust/`. Each crate depends only on crates before it.
 const CRATES: [&str; 11] = ["core", "measure", "backend", "ipc", "devices", "contexts", "ranks", "api", "ffi", "bench", "cli"];
 
-/// Imports from folder to folder within a crate.
+/// Imports between folders of one crate, as pairs of importing and imported folder.
 type Imports = BTreeSet<(Module, Module)>;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Returns true for code that is compiled only for tests: `cfg(test)`, alone or combined.
+/// True if code is compiled only for tests, that is, if it has the attribute `cfg(test)`, alone or combined with others.
 fn is_test(attributes: &[Attribute]) -> bool {
     let names_test = |attribute: &Attribute| {
         let syn::Meta::List(list) = &attribute.meta else { return false };
@@ -26,15 +26,15 @@ fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(names_test)
 }
 
-/// Collects the paths that a file uses, as absolute paths in its crate.
+/// Visitor that collects the paths that a file uses, as absolute paths in its crate.
 struct Names {
-    /// Module that is being read.
+    /// Path of the module that is being read.
     here: Vec<String>,
     found: Vec<Vec<String>>,
 }
 
 impl Names {
-    /// Adds a path that starts at the crate's root or at a relative of this module.
+    /// Adds a path that starts at the root of the crate, or at this module or a parent (`self`, `super`).
     fn add(&mut self, path: &[String]) {
         let mut base = match path.first().map(String::as_str) {
             Some("crate") => Vec::new(),
@@ -94,7 +94,7 @@ impl<'a> Visit<'a> for Names {
         let before = self.found.len();
         self.add_tree(&mut Vec::new(), &item.tree);
         if !matches!(item.vis, Visibility::Inherited) {
-            // Re-exports of a folder from the folders inside it are not imports.
+            // If a folder re-exports names of folders inside of it, this is no import.
             let here = self.here.clone();
             let outside = self.found.split_off(before).into_iter().filter(|path| !path.starts_with(&here));
             self.found.extend(outside);
@@ -107,10 +107,10 @@ impl<'a> Visit<'a> for Names {
     }
 }
 
-/// Module of a crate by its path, such as `["plan", "split"]`; the crate's root is `[]`.
+/// Path of a module in its crate, such as `["plan", "split"]`. The root of the crate is `[]`.
 type Module = Vec<String>;
 
-/// Reads a module's file and those of its submodules, without tests.
+/// Parses the file of a module and of all its submodules, except tests.
 fn read(file: &Path, module: Module, into: &mut Vec<(Module, syn::File)>) {
     let text = std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     let parsed = syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
@@ -127,7 +127,7 @@ fn read(file: &Path, module: Module, into: &mut Vec<(Module, syn::File)>) {
     into.push((module, parsed));
 }
 
-/// Returns all modules of a crate.
+/// Parses all modules of a crate.
 fn parsed(name: &str) -> Vec<(Module, syn::File)> {
     let folder = root().join("rust").join(name);
     let file = ["lib.rs", "main.rs"].map(|file| folder.join(file)).into_iter().find(|file| file.exists()).expect("a crate has a root");
@@ -136,7 +136,7 @@ fn parsed(name: &str) -> Vec<(Module, syn::File)> {
     modules
 }
 
-/// Returns the folders of a crate and their imports of each other. A file at the root beside folders counts as a folder; a crate without
+/// Returns the folders of a crate, and the imports between them. A file next to folders at the root counts as a folder. A crate without
 /// folders has none.
 fn imports(name: &str) -> (BTreeSet<Module>, Imports) {
     let files = parsed(name);
@@ -156,7 +156,7 @@ fn imports(name: &str) -> (BTreeSet<Module>, Imports) {
                 path.pop();
             }
             let (from, to) = (&modules[module], &modules[&path]);
-            // The root only joins the modules.
+            // The root module imports all others, which does not count.
             if from != to && !from.is_empty() && !to.is_empty() {
                 imports.insert((from.clone(), to.clone()));
             }
@@ -165,7 +165,7 @@ fn imports(name: &str) -> (BTreeSet<Module>, Imports) {
     (modules.into_values().filter(|folder| !folder.is_empty()).collect(), imports)
 }
 
-/// Returns the folders in an order in which each imports only earlier ones, or the folders in or above cycles.
+/// Returns the folders sorted such that each imports only earlier ones. If there is a cycle, returns the folders that cannot be sorted.
 fn order(folders: &BTreeSet<Vec<String>>, imports: &Imports) -> Result<Vec<Vec<String>>, Vec<Vec<String>>> {
     let mut sorted: Vec<Vec<String>> = Vec::new();
     loop {
@@ -186,7 +186,7 @@ fn text(folder: &[String]) -> String {
     folder.join("/")
 }
 
-/// Returns each crate with its folders in this order, and their imports.
+/// Returns the diagram: each crate with its sorted folders and their imports.
 fn picture() -> String {
     let mut picture = String::from("```text\n");
     for name in CRATES {
@@ -246,7 +246,7 @@ fn a_circle_is_found() {
     assert_eq!(names.found.iter().map(|path| text(path)).collect::<Vec<_>>(), ["b", "b/c/D", "e", "h/i"]);
 }
 
-/// Types that a file defines outside functions.
+/// Visitor that collects the types that a file defines outside of functions.
 struct Types(Vec<String>);
 
 impl<'a> Visit<'a> for Types {
@@ -283,7 +283,7 @@ fn no_two_types_of_a_crate_have_the_same_name() {
     assert!(twins.is_empty(), "types of one name:\n{}", twins.join("\n"));
 }
 
-/// Methods of each type of a file, without those of traits.
+/// Visitor that counts the methods of each type in a file, except methods of traits.
 #[derive(Default)]
 struct Methods(BTreeMap<String, usize>);
 
@@ -309,7 +309,7 @@ fn no_type_has_eighty_methods() {
     assert!(most > 30, "they are counted");
 }
 
-/// Collects the string literals of a file, including those in macros and attributes, without documentation and tests.
+/// Visitor that collects the string literals of a file, including those in macros and attributes, but not documentation and tests.
 #[derive(Default)]
 struct Texts(Vec<String>);
 
@@ -341,7 +341,8 @@ impl<'a> Visit<'a> for Texts {
     }
 }
 
-/// Users of C++, Fortran, Python, Rust and the command also read the messages. `rust/ffi` names the enumerators of a number.
+/// Messages must not contain C function names, because users of C++, Fortran, Python, Rust and the command read them too. In `rust/ffi`,
+/// messages may name enumerators.
 #[test]
 fn messages_name_no_functions_and_devices_of_c() {
     let mut named = Vec::new();
@@ -382,7 +383,7 @@ fn no_script_builds_with_an_unbounded_number_of_compilers() {
     assert!(builds >= 4, "{builds} builds are found");
 }
 
-/// Run `packaging/notices` to update the file.
+/// Tests the file with licences of linked crates. Run `packaging/notices` to update it.
 #[test]
 fn licences_are_there_of_all_crates_that_are_linked_in_and_of_no_others() {
     let mut linked = BTreeSet::new();
@@ -393,13 +394,13 @@ fn licences_are_there_of_all_crates_that_are_linked_in_and_of_no_others() {
             .output()
             .expect("cargo runs");
         assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
-        // Lines such as "serde_derive v1.0.229 (proc-macro) (*)", with an empty line between members.
+        // The output has lines such as "serde_derive v1.0.229 (proc-macro) (*)", and an empty line between workspace members.
         for (name, version) in String::from_utf8(tree.stdout).expect("UTF-8").lines().filter_map(|line| line.split_once(" v")) {
             linked.insert(format!("{name} {}", version.split(' ').next().unwrap_or(version)));
         }
     }
     let file = std::fs::read_to_string(root().join("LICENSE-THIRD-PARTY")).expect("the file is there");
-    // Below each licence's name, indented by two: name and version, which begins with a digit.
+    // Names of crates are below the name of each licence, indented by two: name, and version, which starts with a digit.
     let is_crate =
         |words: &[&str]| words.len() == 2 && words[1].starts_with(|c: char| c.is_ascii_digit()) && words[1].matches('.').count() >= 2;
     let told: BTreeSet<String> = file

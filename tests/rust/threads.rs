@@ -1,9 +1,10 @@
-//! Executes random plans on many threads in one context with little staging memory: every byte arrives, no other byte changes, and memory
-//! does not grow. `executions` contains the work of a thread.
+//! Stress test that executes random plans on many threads in one context with little staging memory. All data must be correct, no other
+//! byte may change, and memory must not grow. The module `executions` contains the work of a thread.
 //!
-//! Staging memory is so small that the plans of different threads always share it. If one execution used the slots of another, bytes would
-//! be wrong. `TEST_EXECUTIONS` sets the number of executions of all threads together, `TEST_SECONDS` their maximum time, `TEST_THREADS` the
-//! number of threads, and `TEST_SEED` the seed of the plans. The test counts resources of the process, so it runs in a separate process.
+//! Staging memory is so small that the plans of different threads always share it. If one execution used the staging slots of another, data
+//! would be wrong. `TEST_EXECUTIONS` sets the number of executions of all threads together, `TEST_SECONDS` their maximum time,
+//! `TEST_THREADS` the number of threads, and `TEST_SEED` the seed of the plans. The test counts resources of the process, so it runs in a
+//! separate process.
 
 #[path = "executions.rs"]
 mod executions;
@@ -22,7 +23,7 @@ use std::ptr::null_mut;
 
 const GPUS: u32 = 4;
 
-/// Node of four directly wired GPUs with almost no fixed costs, so that small transfers are also split.
+/// Topology of four GPUs with links between them and almost no fixed costs, so that even small transfers are split.
 struct Wired(CString);
 
 impl Wired {
@@ -68,8 +69,8 @@ impl Machine for Wired {
     }
 }
 
-/// Machine on which all memory of the host backend belongs to the process. Other memory is pageable host memory of the process or a mapped
-/// file.
+/// Access to memory for the host backend, on which all memory belongs to the process. The map holds memory that the library has not
+/// allocated: pageable memory, or mapped files.
 #[derive(Default)]
 struct HostMemory(BTreeMap<usize, Ordinary>);
 
@@ -104,7 +105,7 @@ impl Access for HostMemory {
     }
 }
 
-/// Runs the child of the test below. Does nothing otherwise.
+/// Executes random plans. Runs only in the child process of the test below.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_executes_at_random() {

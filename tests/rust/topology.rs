@@ -1,4 +1,4 @@
-//! Tests the machine model: valid files, presets, and the routes of copies.
+//! Tests the machine model: which topology files are valid, the presets, and the routes of copies.
 
 use mpgpu_core::topology::{
     self, CostUnit, Costs, DeviceId, Link, LinkId, LinkKind, MAX_FILE_BYTES, Machine, Node, NodeId, NodeKind, Route, SharedResource,
@@ -25,7 +25,7 @@ fn refused(text: &str) -> String {
     topology::parse(text).expect_err("the text is wrong").to_string()
 }
 
-/// Returns a route in the form `gpu0>nvswitch nvswitch>gpu1`.
+/// Returns the route of a copy as text, such as `gpu0>nvswitch nvswitch>gpu1`. Returns `None` if there is no route.
 fn way(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<String> {
     let name = |link: &LinkId| machine.resources()[link.0 as usize].name.clone();
     machine.route(from, to).map(|route| route.links.iter().map(name).collect::<Vec<_>>().join(" "))
@@ -35,7 +35,7 @@ fn resource_names(machine: &Machine, route: &Route) -> Vec<String> {
     route.resources.iter().map(|id| machine.resources()[id.0 as usize].name.clone()).collect()
 }
 
-// Presets
+// Tests of presets.
 
 #[test]
 fn every_preset_compiles_and_joins_every_gpu_to_host_memory() {
@@ -44,7 +44,7 @@ fn every_preset_compiles_and_joins_every_gpu_to_host_memory() {
         assert_eq!(machine.topology().name, name);
         assert!(machine.gpu_count() >= 4 && machine.host_count() >= 1, "{name}");
         for gpu in (0..machine.gpu_count()).map(DeviceId::gpu) {
-            // Behind switches of several servers a GPU only reaches the memory of its own server.
+            // Behind a switch that connects several servers, a GPU can access only the host memory of its own server.
             let is_near = |host: &DeviceId| name != "gb200-nvl72" || !host.0 == gpu.0 / 2;
             for host in (0..machine.host_count()).map(DeviceId::host).filter(is_near) {
                 assert!(machine.route(gpu, host).is_some() && machine.route(host, gpu).is_some(), "{name}: {gpu} and {host}");
@@ -97,11 +97,11 @@ fn hgx_h200_has_the_readings() {
     let bandwidth = |from, to| machine.route(from, to).expect("joined").bandwidth;
     assert_eq!(bandwidth(GPU0, GPU1), 396e9);
     assert_eq!((bandwidth(GPU0, HOST), bandwidth(HOST, GPU1)), (55e9, 55e9));
-    // Hops of 4 MiB chunks through the host, in sequence: measured as 50 to 51 GB/s.
+    // Hops of 4 MiB chunks through host memory, one after the other, were measured as 50 to 51 GB/s.
     let chunk = 4.0 * 1024.0 * 1024.0;
     let host_path = chunk / (chunk / bandwidth(GPU0, HOST) + machine.costs().chunk_via_host);
     assert!((50e9..53e9).contains(&host_path), "{host_path}");
-    // GPUs 0 and 1 share a path to host memory, GPUs 0 and 4 only the memory.
+    // GPUs 0 and 1 share a path to host memory, but GPUs 0 and 4 share only the memory itself.
     let drawn = |gpu| resource_names(&machine, machine.route(HOST, DeviceId::gpu(gpu)).expect("joined"));
     let both = |a: u32, b: u32| drawn(a).into_iter().filter(|name| drawn(b).contains(name)).collect::<Vec<_>>();
     assert_eq!(both(0, 1), ["host0>root0", "root0.read", "host0.read", "host0"]);
@@ -136,7 +136,7 @@ fn without_nvlink_gpus_copy_through_a_root_complex_that_forwards() {
     assert_eq!(way(&machine("pcie-4"), GPU0, GPU1).as_deref(), Some("gpu0>root0 root0>gpu1"));
 }
 
-// Routes
+// Tests of routes.
 
 const NODES: &str = r#"
 name = "test"
@@ -241,7 +241,7 @@ fn threads_can_share_a_machine() {
     shareable::<Machine>();
 }
 
-// Files
+// Tests of topology files.
 
 #[test]
 fn errors_name_the_entry_the_value_and_the_remedy() {
@@ -406,7 +406,7 @@ fn the_largest_machine_allowed_compiles() {
     assert_eq!(topology::parse(&topology.to_toml()), Ok(topology));
 }
 
-// The page
+// Tests of the documentation page.
 
 #[test]
 fn the_example_of_the_page_is_a_machine_and_its_claims_hold() {
@@ -425,7 +425,7 @@ fn the_page_lists_every_preset_and_the_default_costs() {
         assert!(DOC.contains(&format!("| `{name}` |")), "{name}");
     }
     for cost in Costs::TABLE {
-        // 6.7e-6 is not exactly 6.7 millionths in binary; rounded to a picosecond it is printed as written.
+        // The binary number 6.7e-6 is not exactly 6.7 millionths. If it is rounded to a picosecond, it is printed as it was written.
         let value = match cost.unit {
             CostUnit::Seconds => format!("{}e-6", (cost.default * 1e12).round() / 1e6),
             CostUnit::Part => cost.default.to_string(),
@@ -455,7 +455,7 @@ fn every_cost_is_read_written_and_checked_under_its_name() {
     assert!(error.contains("unknown field `chunk`") && error.contains("chunk_via_host"), "{error}");
 }
 
-// Properties. LONG_TESTS=1 runs a hundred times as many cases.
+// Property tests. With `LONG_TESTS=1` there are a hundred times as many cases.
 
 fn cases(usual: u32) -> ProptestConfig {
     let long = std::env::var_os("LONG_TESTS").is_some_and(|value| value == "1");
@@ -470,7 +470,7 @@ fn any_kind() -> impl Strategy<Value = NodeKind> {
     ]
 }
 
-/// Returns few distinct bandwidths, so that ties are common.
+/// Generates a bandwidth from a few values, so that equal bandwidths are common.
 fn any_bandwidth() -> impl Strategy<Value = f64> {
     prop_oneof![5 => (1..3u32).prop_map(|n| f64::from(n) * 1e9), 1 => 1e3..1e15f64]
 }
@@ -484,7 +484,8 @@ fn any_latency() -> impl Strategy<Value = f64> {
 }
 
 prop_compose! {
-    /// Returns a valid topology of up to `most` nodes, with links missing in one direction, parallel kinds, and shared resources.
+    /// Generates a valid topology of up to `most` nodes. Some links have only one direction, some pairs of nodes have links of several
+    /// kinds, and there are shared resources.
     fn any_topology(most: usize)(
         kinds in prop::collection::vec(any_kind(), 1..most),
         name in any::<String>(),
@@ -535,7 +536,7 @@ prop_compose! {
             kernel,
             kernel_segment,
             kernel_efficiency,
-            // Any number that a file preserves like other values.
+            // Any number will do that a file can store like other values.
             pageable_to_gpu: kernel_efficiency / 3.0,
             pageable_from_gpu: kernel_efficiency / 2.0,
             thread_copy: kernel_efficiency,
@@ -544,7 +545,7 @@ prop_compose! {
     }
 }
 
-/// Returns the best route by trying every one, compared by bandwidth, then number of links, then nodes in order.
+/// Finds the best route by trying every route. Routes are compared by bandwidth, then by number of links, then by the order of nodes.
 fn best_by_trial(topology: &Topology, from: NodeId, to: NodeId) -> Option<(f64, Vec<NodeId>)> {
     let gpu = |node: NodeId| topology.nodes[node.0 as usize].kind == NodeKind::Gpu;
     let peer_only = gpu(from) && gpu(to);
@@ -641,13 +642,13 @@ proptest! {
     }
 }
 
-/// Careless or malicious edit of a file.
+/// Change of a file, as by a careless or malicious user.
 #[derive(Clone, Debug)]
 enum Edit {
     Delete(usize, usize),
     Repeat(usize, usize),
     Insert(usize, String),
-    /// Replaces the n-th number, string or bracketed value by this text.
+    /// Replaces number n of all numbers, strings and bracketed values in the file by this text.
     Value(usize, &'static str),
     DeleteLine(usize),
     SwapLines(usize, usize),
@@ -734,7 +735,7 @@ fn apply(text: &mut String, edit: &Edit) {
     }
 }
 
-/// Checks that any text causes an error of limited length, or yields a topology that compiles and survives writing and reading.
+/// Checks that a text either causes an error of limited length, or is a topology that can be compiled, written and read again.
 fn refused_or_sound(text: &str) -> Result<(), TestCaseError> {
     match topology::parse(text) {
         Err(error) => prop_assert!(error.to_string().len() < 2_000, "{}", error),

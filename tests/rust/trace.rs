@@ -1,4 +1,4 @@
-//! Tests the timeline of an execution's operations: `Plan::trace` and the backend's timed executions.
+//! Tests the measured timeline of an execution: `Plan::trace`, and executions whose operations the backend times.
 
 use mpgpu_backend::{Backend, BackendError, Endpoints, Execution, Report};
 use mpgpu_contexts::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Transfer};
@@ -8,13 +8,14 @@ use mpgpu_core::topology::{self, DeviceId, Machine, MemoryKind};
 use mpgpu_devices::host::HostBackend;
 use std::sync::Arc;
 
-/// Returns a context of virtual devices.
+/// Creates a context with virtual devices for the preset `topology`.
 fn context(topology: &str) -> Context {
     let options = ContextOptions { backend: Some(BackendChoice::Host), topology: Some(topology.into()), ..ContextOptions::default() };
     Context::open(&options, Config::default()).expect("a context")
 }
 
-/// Checks that no operation begins too early: within a lane, and after an arrow from another lane.
+/// Checks that no operation begins too early: within an internal stream, and after operations of other internal streams on which it
+/// depends.
 fn assert_ordered(timeline: &Timeline) {
     let mut ends = vec![0.0; timeline.lanes.len()];
     for span in &timeline.spans {
@@ -43,13 +44,13 @@ fn a_trace_tells_when_each_operation_ran_in_an_order_that_the_program_allows() {
         assert_eq!(timeline.spans.len(), program.ops.len());
         assert_eq!(timeline.lanes.len(), program.lanes.len());
         assert_ordered(&timeline);
-        // Each byte is copied once into its destination, and each relayed byte once more into a slot.
+        // Each byte is copied once into its destination. A relayed byte is also copied once into a staging slot.
         let relayed: u64 = plan.planned().transfers[0].paths.iter().filter(|path| path.via.is_some()).map(|path| path.bytes).sum();
         assert_eq!(timeline.spans.iter().map(|span| span.bytes).sum::<u64>(), bytes + relayed);
         let waits = program.ops.iter().map(|op| op.after.len()).sum::<usize>();
         assert_eq!(timeline.arrows.len(), waits, "a pipeline's waits are all across lanes");
     }
-    // A lane names its kind and the destination of its copies.
+    // The name of an internal stream contains its kind and the destination of its copies.
     let timeline = plan.trace(stream).expect("it runs").timeline;
     let names: Vec<&str> = timeline.lanes.iter().map(|lane| lane.name.as_str()).collect();
     for name in ["gpu0 lane 0: gpu0>gpu1", "gpu0 lane 1: gpu0>gpu2", "gpu2 lane 2: gpu2>gpu1"] {
@@ -71,7 +72,7 @@ fn every_operation_belongs_to_a_path_of_the_plan() {
     let plan = context.plan(&[to_first(1), to_first(2), to_first(3)], &PlanOptions::default()).expect("a plan");
     let planned = plan.planned();
     assert_carried(planned);
-    // Paths through two GPUs.
+    // The plan has paths through two GPUs.
     let machine = Machine::new(topology::preset("dgx1-v100").expect("a preset")).expect("a machine");
     let shape = |src: u32, dst: u32| Shape {
         source: 0,
@@ -86,7 +87,7 @@ fn every_operation_belongs_to_a_path_of_the_plan() {
     assert_carried(&planned);
 }
 
-/// Checks that each path carries its bytes over each of its hops.
+/// Checks that the hops of each path carry as many bytes as the path.
 #[track_caller]
 fn assert_carried(planned: &Plan) {
     let mut bytes: Vec<Vec<u64>> = planned.transfers.iter().map(|transfer| vec![0; transfer.paths.len()]).collect();

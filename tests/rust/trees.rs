@@ -1,4 +1,5 @@
-//! Compares plans for one source and several destinations with the optimum of fractional trees, which a separate linear program computes.
+//! Compares plans for one source and several destinations with the fastest possible trees. A separate linear program computes the time of
+//! these trees, which may be used fractionally.
 
 use crate::common::{self, Random};
 use crate::fluid_bound::wired;
@@ -21,19 +22,20 @@ fn gpus(machine: &Machine) -> Vec<DeviceId> {
     (0..machine.gpu_count()).map(DeviceId::gpu).collect()
 }
 
-/// Returns transfers from each source to all other GPUs.
+/// Returns transfers of `bytes` bytes from each device in `sources` to all other GPUs.
 fn to_all(machine: &Machine, sources: &[DeviceId], bytes: u64) -> Vec<Shape> {
     let others = |src: DeviceId| gpus(machine).into_iter().filter(move |dst| *dst != src);
     (1..).zip(sources).flat_map(|(number, src)| others(*src).map(move |dst| shape(*src, dst, bytes, number))).collect()
 }
 
-/// Returns the seconds of the best trees over the participating GPUs.
+/// Returns the time in seconds of the best trees over the devices that are sources or destinations.
 fn bound(machine: &Machine, batch: &[Shape]) -> Option<f64> {
     bound_over(machine, batch, |device, members| members.contains(&device))
 }
 
-/// Returns the seconds of the best trees over some devices. The variables are capacities of edges that carry a flow to each destination
-/// (Edmonds 1973). Flows to different destinations are the same bytes, so the load of an edge is its largest flow.
+/// Returns the time in seconds of the best trees over the devices for which `takes_part` returns true. The linear program has a flow to
+/// each destination, and capacities of edges that carry these flows (Edmonds 1973). Flows to different destinations are the same data, so
+/// the load of an edge is the largest of its flows.
 fn bound_over(machine: &Machine, batch: &[Shape], takes_part: impl Fn(DeviceId, &[DeviceId]) -> bool) -> Option<f64> {
     const UNIT: f64 = 1e9;
     let mut problem = Problem::new(OptimizationDirection::Minimize);
@@ -46,7 +48,7 @@ fn bound_over(machine: &Machine, batch: &[Shape], takes_part: impl Fn(DeviceId, 
         let own: Vec<DeviceId> = std::iter::once(src).chain(members.iter().map(|member| member.dst_device)).collect();
         let nodes: Vec<DeviceId> = machine.devices().filter(|device| takes_part(*device, &own)).collect();
         let pairs = nodes.iter().flat_map(|from| nodes.iter().map(move |to| (*from, *to))).filter(|(from, to)| {
-            // No copy engine copies between host memories.
+            // No copy engine copies between two host memories.
             from != to && *to != src && !(from.is_host() && to.is_host())
         });
         let mut edges: Vec<(DeviceId, DeviceId, Variable)> = Vec::new();
@@ -95,7 +97,7 @@ fn checked(machine: &Machine, plan: Plan) -> Plan {
     plan
 }
 
-/// Returns the simulated seconds of a plan, and of the same transfers with separate sources.
+/// Returns the simulated time in seconds of the plan of a batch, and of a plan of the same transfers with separate sources.
 fn played(machine: &Machine, batch: &[Shape]) -> (f64, f64) {
     let own: Vec<Shape> = batch.iter().map(|shape| Shape { source: 0, ..*shape }).collect();
     let seconds = |batch: &[Shape]| Simulated { machine }.seconds(&planned(machine, batch)).expect("it can be played");
@@ -136,7 +138,7 @@ fn gpus_that_only_relays_in_a_row_join_have_a_plan_of_any_size() {
     }
 }
 
-/// For each preset, the minimum speedup over the plan without trees, and the maximum ratio to the bound.
+/// Each entry has a preset, its sources, the smallest speed-up over a plan without trees, and the largest ratio to the bound.
 #[test]
 fn on_known_machines_trees_come_near_the_bound() {
     let (gpu0, host) = (DeviceId::gpu(0), DeviceId::HOST);
@@ -147,7 +149,7 @@ fn on_known_machines_trees_come_near_the_bound() {
         ("dgx1-v100", host, 7.0, 1.05),
         ("gh200-4", host, 3.5, 1.2),
         ("hgx-h100-4", gpu0, 2.4, 1.1),
-        // In a chain, which machines do faster than what the model prefers.
+        // The fastest plan is a chain, which such a machine executes faster than the plan that the model prefers.
         ("hgx-h200", gpu0, 5.6, 1.25),
         ("hgx-h200", host, 6.0, 1.25),
         ("pcie-4", gpu0, 2.9, 1.05),
@@ -158,7 +160,7 @@ fn on_known_machines_trees_come_near_the_bound() {
         println!("{name} from {src}: {:.3} ms, {:.2} times the star, {:.3} of the bound", trees * 1e3, star / trees, trees / bound);
         assert!(star >= gain * trees && trees <= over * bound, "{name} from {src}: {trees} s, star {star}, bound {bound}");
     }
-    // All GPUs send to all other GPUs.
+    // Each GPU sends to all other GPUs.
     let machine = Machine::new(preset("dgx1-v100").expect("a preset")).expect("well formed");
     let batch = to_all(&machine, &gpus(&machine), 256 << 20);
     let ((trees, star), bound) = (played(&machine, &batch), bound(&machine, &batch).expect("it can be reached"));
@@ -174,7 +176,7 @@ fn on_random_machines_trees_are_never_slower_and_in_the_middle_near_the_bound() 
         let machine = wired(&mut random);
         let src = [DeviceId::gpu(0), DeviceId::HOST][random.below(2) as usize];
         let batch = to_all(&machine, &[src], 1 << 30);
-        // If some GPUs are only joined by three hops, there is no plan.
+        // If some GPUs are connected only over three hops, there is no plan.
         if plan(&machine, &batch, &Options::default()).is_err() {
             continue;
         }
@@ -186,7 +188,7 @@ fn on_random_machines_trees_are_never_slower_and_in_the_middle_near_the_bound() 
             assert!(own <= bound * (1.0 + 1e-6), "{seed}: {own} is said to be the least, and {bound} can be done");
         }
         if machine.gpu_count() < 6 {
-            // The flow to each destination alone does not exceed the trees' capacities.
+            // The flow to each single destination is at most the capacity of the trees.
             let flows = bound_over(&machine, &batch, |_, _| true).expect("it can be reached");
             least = least.min(own / flows);
             assert!(own <= trees, "{seed}: {own} is said to be the least, and {trees} is the plan");
@@ -200,7 +202,8 @@ fn on_random_machines_trees_are_never_slower_and_in_the_middle_near_the_bound() 
     assert!(over.len() > 90 && median < 1.05 && worst < 1.25, "{over:.3?}");
 }
 
-/// Returns a batch of every collective between some GPUs, with blocks of 1 MiB to `most`, and different sizes if the collective permits it.
+/// Returns the batch of each collective operation between some GPUs, with random block sizes from 1 MiB to `most`. Sizes differ if the
+/// collective permits it.
 fn named(machine: &Machine, random: &mut Random, most: u64) -> Vec<(&'static str, Vec<Shape>)> {
     let count = machine.gpu_count();
     let mut sizes = |count: usize| -> Vec<u64> { (0..count).map(|_| (1 << 20) + random.below(most)).collect() };
@@ -216,14 +219,14 @@ fn named(machine: &Machine, random: &mut Random, most: u64) -> Vec<(&'static str
     let batch = |kind: Collective, sizes: &[u64]| -> Vec<Shape> {
         let pieces = kind.pieces(count, 0, Sizes::Each(sizes)).expect("pieces");
         let moved = pieces.into_iter().filter(|piece| piece.from != piece.to);
-        // Transfers from one address have one source.
+        // Transfers that read from the same address have the same source.
         let source = |piece: &BlockCopy| if kind == Collective::AllToAll || kind == Collective::Scatter { 0 } else { piece.from + 1 };
         moved.map(|piece| shape(DeviceId::gpu(piece.from), DeviceId::gpu(piece.to), piece.bytes, source(&piece))).collect()
     };
     kinds.into_iter().map(|(name, kind, sizes)| (name, batch(kind, &sizes))).collect()
 }
 
-/// For each collective and size in MiB, the bound on the median over machines and on the maximum, relative to the bound on time.
+/// Limits on the ratio of the plan's time to the bound, for each collective and size in MiB: the median over all machines, and the maximum.
 const REACHED: [(&str, u64, f64, f64); 12] = [
     ("all-gather", 256, 1.1, 1.5),
     ("all-gather", 1024, 1.06, 1.4),
@@ -244,7 +247,7 @@ fn named_batches_come_near_their_bound_and_are_never_slower_than_copies() {
     let mut over: BTreeMap<(&str, u64), Vec<f64>> = BTreeMap::new();
     let mut look = |machine: &Machine, of: &str, mut random: Random, is_preset: bool, mib: u64| {
         for (name, batch) in named(machine, &mut random, mib << 20) {
-            // If only trees reach a GPU, there are no copies for a comparison, or there is no plan at all.
+            // If some GPU can be reached only by trees, there are no plain copies to compare with, or there is no plan at all.
             let own: Vec<Shape> = batch.iter().map(|shape| Shape { source: 0, ..*shape }).collect();
             let plans = [&batch, &own].map(|batch| plan(machine, batch, &Options::default()));
             let [Ok(with), Ok(without)] = plans else { continue };
@@ -295,7 +298,7 @@ fn what_has_no_other_taker_or_few_bytes_is_copied_as_ever() {
     let batch = to_all(64 << 20);
     let plain = plan(&machine, &batch, &Options { max_paths: 1, ..Options::default() }).expect("a plan");
     assert!(plain.transfers.iter().all(|transfer| transfer.paths.len() == 1 && transfer.paths[0].via.is_none()));
-    // With other transfers, and with small ones of the same kind.
+    // The batch also has other transfers, and small transfers of the same kind.
     let mut batch = [to_all(64 << 20), to_all(1 << 12)].concat();
     batch.extend((0..4).map(|gpu| shape(DeviceId::gpu(gpu), DeviceId::HOST, 32 << 20, 0)));
     batch.push(shape(DeviceId::HOST, DeviceId::HOST, 64 << 20, 1));
@@ -316,7 +319,7 @@ fn many_sources_are_divided_as_one() {
         (0..400).flat_map(|at| [0, 1].map(|gpu| shape(DeviceId::HOST, DeviceId::gpu(gpu), sizes[at as usize % 4], at + 1))).collect();
     let plan = planned(&machine, &batch);
     let (trees, star) = played(&machine, &batch);
-    // One source of all bytes except those of small transfers.
+    // All data has a single source, except for small transfers.
     let whole: Vec<Shape> = batch[..2].iter().map(|shape| Shape { bytes: 100 * (sizes[0] + sizes[1] + sizes[3]), ..*shape }).collect();
     let bound = TimeBound::new(&machine, &whole).seconds;
     println!("400 tensors to two GPUs: {} operations, {:.3} ms, {:.2} times the star", plan.program.ops.len(), trees * 1e3, star / trees);

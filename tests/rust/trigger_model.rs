@@ -1,28 +1,28 @@
-//! Models the memory order of `mpgpu/trigger.cuh` with loom, which gives every load all values that the memory model permits. Each model
-//! uses the orders of the sources; with any one of them weakened, a model fails.
+//! Models the memory order in `mpgpu/trigger.cuh` with the model checker loom, in which each load returns every value that the memory model
+//! permits. The models use the memory orders of the source code. If any one of these orders is weakened, a model fails.
 //!
-//! Bytes are relaxed atomics here, because their order is under test. No thread waits, because loom ends no loop: a thread that reads an
-//! unset flag is done, and loom tries every moment at which it may read it.
+//! Data is modelled by relaxed atomics, because its order is under test. No thread waits in a loop, because loom cannot end such a loop: a
+//! thread that reads a flag that is not set ends, and loom tries every moment of this read.
 
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
 
-/// Memory orders of a trigger.
+/// Memory orders of the operations of a trigger.
 #[derive(Copy, Clone)]
 struct Orders {
-    /// Order with which a block counts the bytes that it has written.
+    /// Order with which a block adds the number of bytes that it has written.
     count: Ordering,
-    /// Order of the fence of the block that has counted the last bytes; `Relaxed` for no fence.
+    /// Order of the fence in the block that adds the last bytes; `Relaxed` for no fence.
     see: Ordering,
-    /// Order with which a block raises the flag.
+    /// Order with which a block sets the flag of a partition.
     raise: Ordering,
-    /// Order with which a flag is read.
+    /// Order with which the flag of a partition is read.
     look: Ordering,
 }
 
-/// Orders in the sources.
+/// Memory orders in the source code.
 const SOURCES: Orders = Orders { count: Release, see: Acquire, raise: Release, look: Acquire };
 
 fn check(model: impl Fn() + Sync + Send + 'static) {
@@ -39,7 +39,7 @@ struct Words {
 }
 
 impl Words {
-    /// Runs a block in a step.
+    /// Runs one block in a communication step: the block writes its data and reports it.
     fn produce(&self, block: usize, step: u64, orders: Orders) {
         self.bytes[block].store(step, Relaxed);
         if self.counter.fetch_add(1, orders.count) + 1 == 2 {
@@ -51,7 +51,7 @@ impl Words {
         }
     }
 
-    /// Moves the partition if it is ready. Returns true if it was.
+    /// Copies the partition if its flag is set. Returns true if it was.
     fn move_if_ready(&self, step: u64, orders: Orders) -> bool {
         let is_ready = self.ready.load(orders.look) != 0;
         if is_ready {
@@ -64,7 +64,8 @@ impl Words {
     }
 }
 
-/// Runs two steps of a partition that two blocks write. The thread that moves it arms the next step, whose blocks run afterwards.
+/// Runs two communication steps of a partition that two blocks write. The thread that copies the partition arms the next step, whose blocks
+/// run afterwards.
 fn two_steps(orders: Orders) {
     check(move || {
         let words = Arc::new(Words::default());

@@ -1,4 +1,4 @@
-//! Tests tuning: the results of the search, the contents of the file, and the active values.
+//! Tests tuning: the results of the search, the contents of the tuning file, and the values that contexts use.
 
 use crate::common::{Random, config, machine_and_batch};
 use mpgpu_contexts::{Config, Context, Error, PlanOptions, Transfer, Verify};
@@ -33,7 +33,7 @@ fn through(plan: &Plan, of: impl Fn(DeviceId) -> bool) -> f64 {
     there as f64 / paths().map(|path| path.bytes).sum::<u64>() as f64
 }
 
-// ---- effect of tuned options on a plan
+// ---- effect of tuned values on a plan
 
 #[test]
 fn weights_move_bytes_between_paths_and_leave_the_sum() {
@@ -49,7 +49,7 @@ fn weights_move_bytes_between_paths_and_leave_the_sum() {
     let (host, relays) = with(1000, 1000);
     assert!(host > 0.05 && relays > 0.5, "{host} {relays}");
     let (less, _) = with(800, 1000);
-    // The weighted share divided by the sum of all weighted shares.
+    // This is the weighted part of the path divided by the sum of the weighted parts of all paths.
     assert!((less - 0.8 * host / (0.8 * host + 1.0 - host)).abs() < 1e-3, "{less} of {host}");
     let (_, more) = with(1000, 1300);
     assert!((more - 1.3 * relays / (1.3 * relays + 1.0 - relays)).abs() < 1e-3, "{more} of {relays}");
@@ -84,7 +84,7 @@ fn a_weight_out_of_range_is_refused_with_the_range() {
     }
 }
 
-// ---- batches to which a value applies
+// ---- batches to which a tuned value applies
 
 #[test]
 fn classes_tell_patterns_links_and_memories_apart() {
@@ -98,7 +98,7 @@ fn classes_tell_patterns_links_and_memories_apart() {
     let all: Vec<Shape> = pairs.clone().map(|(from, to)| shape(from, to, MIB)).collect();
     assert_eq!(of(&all), gpu(Pattern::Exchange, MIB));
     let from_host: Vec<Shape> = (0..8).map(|to| shape(-1, to, MIB)).collect();
-    // All transfers but one; one message twice instead of another; the transfers of seven of the eight GPUs.
+    // The batches are: all transfers but one; one message twice instead of another; the transfers of seven of the eight GPUs.
     let mut twice = all.clone();
     twice[0] = all[1];
     let fewer: Vec<Shape> = pairs.filter(|(from, to)| *from < 7 && *to < 7).map(|(from, to)| shape(from, to, MIB)).collect();
@@ -113,14 +113,14 @@ fn classes_tell_patterns_links_and_memories_apart() {
         &[shape(-1, -2, MIB)],
         &[shape(0, 1, 0)],
         &[pageable],
-        // Two messages between the same devices; to a GPU and to the host; sizes that differ too much.
+        // The batches are: two messages between the same devices; one to a GPU and one to the host; sizes that differ too much.
         &[shape(0, 1, MIB), shape(0, 1, MIB)],
         &[shape(0, 1, MIB), shape(0, -1, MIB)],
         &[shape(0, 1, MIB), shape(1, 2, 2 * MIB + 1)],
     ] {
         assert_eq!(of(untuned), None, "{untuned:?}");
     }
-    // Two NVLinks, one, and none.
+    // The pairs have two NVLinks, one, and none.
     let class = |batch: &[Shape]| Class::of(&machine, batch).expect("a class").0;
     let [two, one, none] = [(0, 3), (0, 1), (0, 5)].map(|(src, dst)| class(&[shape(src, dst, MIB)]));
     assert!(!two.is_like(&one) && !one.is_like(&none) && two.is_like(&class(&[shape(7, 6, 5 * MIB)])));
@@ -161,7 +161,8 @@ impl<F: FnMut(&Plan) -> f64> Score for Formula<F> {
     }
 }
 
-/// Returns a formula whose optimum has this host share, relayed share and chunk size. Every path has a small cost.
+/// Returns a formula whose optimum has this fraction of data through host memory, this fraction through relays, and this chunk size. Every
+/// path has a small cost.
 fn planted(host: f64, relays: f64, chunk: u64) -> impl FnMut(&Plan) -> f64 {
     move |plan| {
         let off = (through(plan, DeviceId::is_host) - host).abs() * 3.0 + (through(plan, |via| !via.is_host()) - relays).abs();
@@ -195,7 +196,7 @@ fn the_short_search_finds_a_planted_optimum_by_a_tenth_of_the_grids_scores() {
 fn a_model_that_is_right_is_left_alone() {
     let machine = machine("beluga");
     let batch = [shape(0, 1, 256 * MIB)];
-    // Every plan other than the model's is slower, or faster by less than the minimum gain that is stored.
+    // Every plan other than the model's is slower, or is faster by less than the minimum gain for which a setting is stored.
     let model = plan(&machine, &batch, &Options { engine: Engine::Stream, ..Options::default() }).expect("planned");
     for other in [1.1, 0.997] {
         let seconds = |plan: &Plan| if plan.program == model.program { 1.0 } else { other };
@@ -206,7 +207,7 @@ fn a_model_that_is_right_is_left_alone() {
     }
 }
 
-/// Formula whose scores have errors of up to 10 %, and whose comparisons take place in rounds.
+/// Formula whose scores have random errors of up to 10 %, and whose direct comparisons consist of rounds.
 struct Noisy<F> {
     seconds: F,
     random: Random,
@@ -241,12 +242,12 @@ fn noise_alone_takes_nobody_from_the_models_plan() {
     let batch = [shape(0, 1, 64 * MIB)];
     let mut astray = 0;
     for seed in 0..50 {
-        // All plans are equal except for noise, by which some plan always seems faster.
+        // All plans take the same time except for noise, so some plan always seems to be faster.
         let mut score = Noisy { seconds: |_: &Plan| 1.0, random: Random(seed) };
         let found = short(Trials::new(&machine, &batch, &Options::default(), Engine::Graph, &mut score)).expect("planned");
         astray += usize::from(found.best.setting != Setting::default());
     }
-    // One comparison of equals in a hundred may be won by chance.
+    // One of a hundred comparisons of equal plans may be won by chance.
     assert!(astray <= 2, "{astray} of 50");
 }
 
@@ -265,7 +266,7 @@ fn a_real_gain_is_found_through_the_noise() {
 proptest! {
     #![proptest_config(config(60))]
 
-    /// On any machine and for any batch, the result is no slower than the model's plan, and a valid program.
+    /// Tests random machines and batches: the result is never slower than the model's plan, and is a valid program.
     #[test]
     fn nothing_that_is_found_is_worse_than_the_start(seed in any::<u64>()) {
         let mut random = Random(seed);
@@ -275,7 +276,7 @@ proptest! {
             return Ok(());
         }
         let engine = [Engine::Stream, Engine::Graph][random.below(2) as usize];
-        // Any time is permitted if it is equal for equal programs.
+        // Times are arbitrary, but equal for equal programs.
         let salt = random.next();
         let seconds = |plan: &Plan| {
             let ops = plan.program.ops.iter().flat_map(|op| op.copies.iter().map(|copy| copy.bytes));
@@ -293,7 +294,7 @@ proptest! {
         prop_assert!(validate(&again.program, base.staging_bytes).is_ok());
     }
 
-    /// Any file yields valid plans.
+    /// Tests that plans with any values in the tuning file are valid.
     #[test]
     fn plans_under_any_setting_are_valid_programs(seed in any::<u64>()) {
         let mut random = Random(seed);
@@ -356,7 +357,7 @@ fn a_campaign_in_the_simulator_gains_and_its_tuning_reproduces_the_gain() {
     }
     assert!(gained > 1, "{gained}");
 
-    // With the active tuning, the choice of a context is compared with the best plan. Searches still start from the model.
+    // If a tuning is active, the choice of a context is compared with the best plan. The search still starts from the model's plan.
     let judge = Campaign { in_force: Some(&tuning), ..campaign.clone() };
     for point in &points {
         let judged = judge.point(point.case, point.size, point.batch.clone(), &mut score, |_, _, _| {}).expect("tuned").expect("a class");
@@ -370,7 +371,7 @@ fn a_campaign_in_the_simulator_gains_and_its_tuning_reproduces_the_gain() {
     let (first, judge) = (&points[0], Campaign { in_force: Some(&other), ..campaign.clone() });
     let judged = judge.point(first.case, first.size, first.batch.clone(), &mut score, |_, _, _| {}).expect("tuned").expect("a class");
     assert_eq!(judged.chosen, first.chosen, "what nothing is tuned for is the model's");
-    // One path is best for 4 MiB between GPUs, and two for 64: the threshold is between them, for both engines.
+    // For 4 MiB between GPUs one path is best, and for 64 MiB two paths. The threshold is between the two sizes, for both engines.
     let d2d = &tuning.classes[points.iter().position(|point| point.case == Case::D2d).expect("tuned")];
     for of_engine in [&d2d.stream, &d2d.graph] {
         let least = of_engine.min_bytes.expect("a threshold");
@@ -386,13 +387,13 @@ fn chunks_that_were_tuned_for_one_size_follow_the_square_root_of_others() {
     for (bytes, chunk) in [(64 * MIB, 8 * MIB), (4 * MIB, 2 * MIB), (12 * MIB, 887 * 4096), (1, 4096)] {
         assert_eq!(found.setting_for(bytes), Setting { chunk_bytes: Some(chunk), ..setting }, "{bytes}");
     }
-    // Not scaled if the size is not recorded, or if the chunks are those of the model.
+    // The setting is not scaled if its size is not recorded, or if the number of chunks is that of the model.
     assert_eq!(SizeTuning { at_bytes: None, ..found }.setting_for(64 * MIB), setting);
     let shares = Setting { chunk_bytes: None, ..setting };
     assert_eq!(SizeTuning { setting: shares, ..found }.setting_for(64 * MIB), shares);
 }
 
-// ---- the file
+// ---- the tuning file
 
 fn setting(random: &mut Random) -> Setting {
     let mut share = || random.chance(60).then(|| 50 + random.below(19_951) as u16);
@@ -481,7 +482,7 @@ fn what_a_file_says_of_partitions_is_checked() {
     }
 }
 
-/// Returns seconds that grow with the distance from the optimum on a logarithmic scale.
+/// Returns a time in seconds that grows with the logarithmic distance of `count` from the optimum `best`.
 fn distance(count: u32, best: f64) -> f64 {
     1.0 + (f64::from(count.max(1)) / best).ln().abs()
 }
@@ -496,7 +497,7 @@ fn the_search_for_partitions_comes_close_to_the_best_in_few_trials_and_asks_for_
             Ok::<_, ()>(Some(distance(count, best)))
         };
         let (found, seconds) = search_partitions(&[12], score).expect("no error").expect("some");
-        // At most half of a factor of 1.5.
+        // The result differs from the optimum by at most half of a factor of 1.5.
         assert!(seconds <= 1.0 + 0.41 / 2.0, "{found} takes {seconds}, the best is {best}");
         assert!(asked.len() <= 16, "{} trials", asked.len());
     }
@@ -507,7 +508,7 @@ fn the_search_for_partitions_begins_with_numbers_over_the_whole_range() {
     assert_eq!(spread_partitions(9, 256 * MIB), [1, 4, 9, 16, 64, 256]);
     assert_eq!(spread_partitions(1, 1 << 20), [1, 4, 16]);
     assert_eq!(spread_partitions(1, 5), [1]);
-    // Two minima; the model's number is near the worse one.
+    // There are two minima. The model's number of chunks is near the worse one.
     let score = |count: u32| Ok::<_, ()>(Some(distance(count, 3.0).min(distance(count, 200.0) - 0.3)));
     let near = |starts: &[u32]| search_partitions(starts, score).expect("no error").expect("some").0;
     assert_eq!((near(&[4]), near(&spread_partitions(4, 256 * MIB))), (3, 171));
@@ -551,7 +552,8 @@ proptest! {
         prop_assert_eq!(parse(&tuning.to_toml()), Ok(tuning));
     }
 
-    /// A file with changed, missing or duplicated bytes yields a tuning that can be written again, or an error with its location.
+    /// Tests damaged files, with bytes that are changed, missing or duplicated. Such a file must be read as a tuning that can be written
+    /// again, or cause an error with the location.
     #[test]
     fn a_damaged_file_is_read_or_refused_and_breaks_nothing(seed in any::<u64>()) {
         let mut random = Random(seed);
@@ -652,7 +654,7 @@ fn the_digest_follows_every_figure_and_no_name() {
 
 // ---- the active tuning
 
-/// File that is removed at the end of the test.
+/// Temporary file that is removed when the value is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -690,14 +692,14 @@ fn advice_goes_by_class_size_and_engine() {
     let at = |bytes| [shape(0, 1, bytes)];
     let stream = Setting { max_paths: Some(2), chunk_bytes: Some(65536), ..Setting::default() };
     let graph = Setting { host_share: Some(920), relay_share: Some(1100), ..Setting::default() };
-    // The threshold of an engine also applies below its first size.
+    // The threshold of an engine also applies below the first tuned size.
     let below = Advice { engine: Engine::Stream, min_bytes: Some(524_288), setting: Setting::default() };
     assert_eq!(advice(&at(524_287), Engine::Auto), Some(below));
     assert_eq!(advice(&at(524_288), Engine::Auto), Some(Advice { setting: stream, ..below }));
     let large = Advice { engine: Engine::Graph, min_bytes: None, setting: graph };
     assert_eq!(advice(&at(1 << 24), Engine::Auto), Some(large));
     assert_eq!(advice(&at(1 << 40), Engine::Auto), Some(large), "the last holds without end");
-    // A caller that names an engine gets the values found for that engine.
+    // A caller that requests an engine gets the values that were found for that engine.
     assert_eq!(advice(&at(1 << 30), Engine::Stream), Some(Advice { setting: stream, ..below }));
     assert_eq!(advice(&at(1000), Engine::Graph), None);
     for engine in [Engine::Batch, Engine::Kernel] {
@@ -751,13 +753,13 @@ fn a_context_plans_by_its_tuning_file_says_so_and_moves_the_right_bytes() {
     tuned.execute(mpgpu_backend::StreamHandle(0)).expect("enqueued").wait().expect("every byte is compared");
 
     assert_eq!(plan(&PlanOptions { max_paths: Some(1), ..PlanOptions::default() }).paths(), 1);
-    // An equal request is a cache hit, and a request that explicitly names the model's values is a different request.
+    // An equal request is found in the cache. A request that explicitly contains the model's values is a different request.
     let hits = context.statistics().cache.hits;
     assert!(Arc::ptr_eq(&plan(&PlanOptions::default()), &tuned));
     assert_eq!(context.statistics().cache.hits, hits + 1);
     let most = plan(&PlanOptions { max_paths: Some(u32::MAX), ..PlanOptions::default() });
     assert!(!Arc::ptr_eq(&most, &tuned));
-    // Plans of the tuner itself are not affected.
+    // Plans that the tuner itself makes are not affected by the tuning.
     let bare = context.plan_with(&[transfer], &Options::default()).expect("planned");
     assert_eq!(bare.planned().options, Options::default());
     assert!(!bare.describe().contains("tuned"));

@@ -1,5 +1,5 @@
-//! Tests that the validator accepts valid programs and detects each kind of error. Random programs of the planner are accepted. The same
-//! programs with one change are refused exactly if a simulation in random legal orders finds a wrong byte.
+//! Tests that the validator accepts valid programs and detects each kind of error. It must accept random programs of the planner. If such a
+//! program is changed in one place, the validator must refuse it exactly if a simulation in random permitted orders finds wrong data.
 
 use crate::common::{Random, machine_and_batch};
 use mpgpu_core::plan::{Copy, Gpus, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Violation, plan, validate};
@@ -23,7 +23,7 @@ fn copy(lane: u32, from: Place, to: Place, bytes: u64, after: &[u32]) -> Op {
     }
 }
 
-/// Returns a program of two chunks of 4 bytes through one slot, on two lanes.
+/// Returns a program that copies two chunks of 4 bytes through one slot, on two internal streams (lanes).
 fn relay() -> Program {
     let (second_source, second_destination) = (Place::Source { transfer: 0, offset: 4 }, Place::Destination { transfer: 0, offset: 4 });
     Program {
@@ -46,7 +46,7 @@ fn violation(change: impl FnOnce(&mut Program)) -> Violation {
     validate(&program, 4).expect_err("a broken program")
 }
 
-/// Returns a program with a second transfer from the same source, which copies from the destination of the first.
+/// Returns a program in which a second transfer with the same source copies from the destination of the first.
 fn passed_on() -> Program {
     let mut program = relay();
     program.transfers.push(8);
@@ -64,10 +64,10 @@ fn what_has_arrived_may_be_passed_on_to_whoever_wants_the_same_bytes() {
         change(&mut program);
         validate(&program, 4).expect_err("a broken program")
     };
-    // The second half arrives on another lane.
+    // The second half of the data arrives on another internal stream.
     assert_eq!(violation(&|p| p.ops[5].after.clear()), Violation::NotThere { op: 5, transfer: 0, offset: 4 });
     assert_eq!(violation(&|p| p.ops[5].after[0] = OpId(1)), Violation::NotThere { op: 5, transfer: 0, offset: 4 });
-    // More bytes than have arrived.
+    // The copy reads more bytes than have arrived.
     assert_eq!(
         violation(&|p| {
             p.ops[4].copies[0].bytes = 8;
@@ -87,7 +87,7 @@ fn what_has_arrived_may_be_passed_on_to_whoever_wants_the_same_bytes() {
 fn a_relay_through_one_slot_is_right() {
     assert_eq!(validate(&relay(), 4), Ok(()));
     assert_eq!(validate(&Program::default(), 0), Ok(()));
-    // The GPU that issues a lane of plain copies does not affect the order of its operations.
+    // The order of operations in an internal stream does not depend on the GPU that issues its plain copies.
     let mut free = relay();
     free.lanes.iter_mut().zip([1, 0]).for_each(|(lane, other)| lane.also = Gpus::from_iter([DeviceId(other)]));
     assert_eq!(validate(&free, 4), Ok(()));
@@ -132,8 +132,8 @@ fn copies_of_one_operation_are_unordered() {
     assert_eq!(validate(&program, 4), Err(Violation::Unwritten { op: 0, ring: 0, slot: 0 }));
 }
 
-/// Runs a program in a random order that lanes and dependences permit, on bytes that identify their origin. Returns `None` if a byte of a
-/// destination is not that of the source.
+/// Simulates a program in a random order that internal streams and dependencies permit. Each byte of the data identifies its origin.
+/// Returns `None` if a destination has a wrong byte.
 fn run(program: &Program, random: &mut Random) -> Option<()> {
     let source = |transfer: usize, offset: u64| (transfer as u64) << 40 | (offset + 1);
     let mut slots = vec![Vec::new(); program.rings.len()];
@@ -175,8 +175,8 @@ fn run(program: &Program, random: &mut Random) -> Option<()> {
 proptest! {
     #![proptest_config(crate::common::config(64))]
 
-    /// Every program that the validator accepts gives the right bytes in every order: programs of the planner, and programs with a changed
-    /// dependence, slot, offset or lane.
+    /// Tests that every program that the validator accepts gives the right data in every permitted order. The programs are those of the
+    /// planner, and the same with a changed dependency, slot, offset or internal stream.
     #[test]
     fn accepted_programs_are_right_in_every_order(seed in any::<u64>()) {
         let mut random = Random(seed);

@@ -1,4 +1,5 @@
-//! Tests pageable memory that is unmapped before an execution uses it, on the host backend: the execution fails, and the process continues.
+//! Tests pageable memory that is unmapped before an execution uses it, on the host backend. The execution must fail, and the process must
+//! continue.
 
 use crate::node::*;
 use mpgpu::abi::*;
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 const BYTES: usize = 3 << 20;
 
-/// Pageable memory that vanishes during the test: a mapped file, or private memory.
+/// Pageable memory that the test unmaps: a mapped file, or private memory.
 enum Memory {
     File { base: usize, file: libc::c_int },
     Private(usize),
@@ -27,7 +28,7 @@ impl Memory {
         Memory::File { base: base.expose_provenance(), file }
     }
 
-    /// Maps memory at an address that the system does not choose itself, so that no other mapping gets the gap.
+    /// Maps private memory at an address that the system would not choose, so that after `vanish` no other mapping takes its place.
     fn private(number: usize) -> Memory {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE);
         let wanted = 0x1234_0000_0000 + number * (1 << 30);
@@ -42,7 +43,7 @@ impl Memory {
         with_exposed_provenance_mut(base)
     }
 
-    /// Unmaps all but the first page.
+    /// Unmaps all pages but the first.
     fn vanish(&self) {
         // SAFETY: the test's file or memory. Only executions use it, and they handle its loss.
         let code = unsafe {
@@ -75,7 +76,7 @@ unsafe extern "C" fn until_set(flag: *mut c_void) {
     }
 }
 
-/// Executes a plan of one transfer whose memory vanishes after the execution has been enqueued. Returns the error.
+/// Executes a plan of one transfer, and unmaps its memory after the execution has been enqueued. Returns the error.
 fn error_of(node: &Node, plan: mp_plan_t, stream: mp_stream_t, memory: &Memory) -> String {
     let (is_gone, mut request) = (AtomicBool::new(false), null_mut());
     let flag = (&raw const is_gone).cast_mut().cast();
@@ -105,7 +106,7 @@ fn memory_that_is_unmapped_and_a_file_that_becomes_shorter_are_errors_of_the_exe
                 _ => (transfer(own, -1, there, -1, BYTES), "writing"),
             };
             let plan = node.plan(&[transfer]);
-            // One execution with all of the memory.
+            // The first execution still has all of the memory.
             node.run(plan);
             let error = error_of(&node, plan, stream, &memory);
             assert!(error.contains(&format!("transfer 0: {what} host memory at {:#x}", own.addr() + 4096)), "{number}: {error}");

@@ -1,4 +1,5 @@
-//! Tests that executions of a plan use the variant that was measured as the fastest: with the host backend's bytes and a simulated clock.
+//! Tests that executions of a plan use the variant that was measured as the fastest. Copies are made by the host backend, and times come
+//! from a simulated clock.
 
 use mpgpu_backend::*;
 use mpgpu_contexts::{Config, Context, Plan, PlanOptions, Transfer};
@@ -11,11 +12,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 const BYTES: u64 = 16 << 20;
 
-/// Position of a stream on the simulated clock.
+/// Position of a stream on the simulated clock, as a timestamp.
 #[derive(Debug)]
 struct At {
     time: u64,
-    /// Number of executions that have completed on the clock; later times are unknown.
+    /// Number of executions that have completed on the simulated clock. Times of later executions are not available yet.
     seen: Arc<AtomicU64>,
     execution: u64,
     is_lost: bool,
@@ -32,32 +33,33 @@ impl MomentState for At {
     }
 }
 
-/// Host backend with a clock that each execution advances by a time that depends on the bytes that it stages in host memory.
+/// Host backend with a simulated clock. Each execution advances the clock by a time that depends on how many bytes it stages in host
+/// memory.
 struct Clocked {
     inner: HostBackend,
-    /// Nanoseconds of an execution by plain copies, and of executions that stage all or half of the bytes that the model stages in host
-    /// memory.
+    /// Duration in nanoseconds of an execution by plain copies, of one that stages all bytes that the model stages in host memory, and of
+    /// one that stages half of them.
     takes: Mutex<[u64; 3]>,
-    /// Staged bytes of the first execution that stages all.
+    /// Number of staged bytes in the first execution that stages all; 0 before.
     all: AtomicU64,
     clock: AtomicU64,
-    /// Number of executions, and number of those that the streams have reached.
+    /// Number of executions so far, and number of executions that the streams have completed.
     executions: AtomicU64,
     seen: Arc<AtomicU64>,
-    /// Kind of the last execution: 0 plain, 1 all, 2 half.
+    /// Kind of the last execution: 0 for plain copies, 1 for all staged bytes, 2 for half of them.
     last: AtomicU64,
     moments: AtomicU64,
     prepared: AtomicU64,
-    /// True if copies are actually made, which takes longer than everything else.
+    /// True if data is really copied, which takes longer than everything else in the test.
     moves: AtomicBool,
     is_capturing: AtomicBool,
     is_timed: AtomicBool,
-    /// Execution whose stream is blocked.
+    /// Number of the execution whose stream is blocked for ever; 0 for none.
     lost: AtomicU64,
     driver: &'static str,
 }
 
-/// Returns the number of bytes that a program stages in host memory.
+/// Returns the number of bytes that an execution stages in host memory.
 fn through_host(execution: &Execution<'_>) -> u64 {
     let in_host = |place| match place {
         mpgpu_core::plan::Place::Slot { ring, .. } => execution.program.rings[ring.0 as usize].device.is_host(),
@@ -129,7 +131,7 @@ impl Backend for Clocked {
     }
 }
 
-/// Plan from one GPU of a wired node to another.
+/// Plan from one GPU to another, on a machine with links between GPUs, with its memory and context.
 struct Bench {
     backend: Arc<Clocked>,
     context: Context,
@@ -137,7 +139,7 @@ struct Bench {
     src: u64,
 }
 
-/// `[plain, all, half]` if the machine agrees with the model.
+/// Times `[plain, all, half]` in nanoseconds that agree with the model.
 const AS_MODELLED: [u64; 3] = [200_000, 100_000, 140_000];
 
 impl Bench {
@@ -180,12 +182,13 @@ impl Bench {
         self.context.plan(&[self.transfer(BYTES)], options).expect("a plan")
     }
 
-    /// Makes `executions` executions. Returns the numbers of those by plain copies, with all paths, and with half of the staged bytes.
+    /// Executes the plan `executions` times. Returns the number of executions by plain copies, with all paths, and with half of the staged
+    /// bytes.
     fn run(&self, plan: &Plan, executions: u64) -> [u64; 3] {
         self.run_in(&[StreamHandle(0)], plan, executions)
     }
 
-    /// Like `run`, in several streams in turn.
+    /// Executes the plan `executions` times in several streams alternately. Returns the numbers as `run` does.
     fn run_in(&self, streams: &[StreamHandle], plan: &Plan, executions: u64) -> [u64; 3] {
         let mut taken = [0; 3];
         for stream in streams.iter().cycle().take(executions as usize) {
@@ -203,7 +206,7 @@ impl Bench {
         *self.backend.takes.lock().expect("no panic") = nanoseconds;
     }
 
-    /// Checks every byte of one more execution.
+    /// Executes the plan once more and checks every byte.
     fn moves_bytes(&self, plan: &Plan, round: u64) {
         // SAFETY: memory of this bench, which is host memory here; nothing is enqueued.
         let [src, dst] = [self.src, self.dst]
@@ -222,7 +225,7 @@ fn what_was_measured_to_be_fastest_is_executed_and_followed_when_that_changes_an
     let bench = Bench::new(Config::default());
     let plan = bench.plan(&PlanOptions::default());
     assert!(plan.staging_bytes() > 0, "the model takes several paths:\n{}", plan.describe());
-    // First all paths are the fastest, then the slowest, then half is best; and again.
+    // First the variant with all paths is fastest, then plain copies, then the variant with half of the staged bytes; then the first again.
     for (round, (takes, best)) in
         [(AS_MODELLED, 1), ([200_000, 300_000, 250_000], 0), ([200_000, 260_000, 170_000], 2), (AS_MODELLED, 1)].into_iter().enumerate()
     {
@@ -258,7 +261,7 @@ fn beside_other_streams_a_plan_begins_with_plain_copies_and_learns_apart() {
     bench.takes(TAKES);
     bench.run(&plan, 2000);
     assert!(plan.to_json()["variants_beside"].is_null() && !plan.describe().contains("other streams"));
-    // Several paths are slow now, which cannot be detected from measurements without other streams.
+    // Several paths are slow now. Measurements without other streams do not show this.
     bench.takes([20_000_000, 300_000_000, 300_000_000]);
     let taken = bench.run_in(&both, &plan, 1000);
     assert!(taken[0] >= 990, "{taken:?}\n{}", plan.describe());
@@ -268,12 +271,12 @@ fn beside_other_streams_a_plan_begins_with_plain_copies_and_learns_apart() {
     };
     assert!(executed("variants") <= 2010 && executed("variants_beside") >= 990, "{json:#}");
     assert!(plan.describe().contains("while other streams of this context copy:"));
-    // Without other streams, all paths are as fast as before.
+    // Without other streams, all paths are again as fast as before.
     over();
     bench.takes(TAKES);
     let taken = bench.run(&plan, 500);
     assert!(taken[1] >= 480, "{taken:?}\n{}", plan.describe());
-    // A variant that becomes faster concurrently with other streams is also found; the slower it was, the later.
+    // A variant that becomes faster while other streams copy is found too. The slower it was before, the longer this takes.
     bench.takes([20_000_000, 17_000_000, 17_000_000]);
     bench.run_in(&both, &plan, 12_000);
     let taken = bench.run_in(&both, &plan, 500);
@@ -287,7 +290,7 @@ fn a_relay_that_another_streams_copies_begin_or_end_at_passes_nothing_on() {
     bench.takes([20_000_000, 10_000_000, 14_000_000]);
     let plan = bench.plan(&PlanOptions::default());
     bench.run(&plan, 500);
-    // Between the GPUs that are relays of the first plan.
+    // The copy is between the GPUs that are relays of the first plan.
     let [dst, src] = [3, 2].map(|gpu| (bench.context.allocate(DeviceId::gpu(gpu), BYTES).expect("memory"), DeviceId::gpu(gpu)));
     let transfer = Transfer { dst: dst.0, dst_device: dst.1, src: src.0, src_device: src.1, bytes: BYTES };
     let across = bench.context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
@@ -298,7 +301,7 @@ fn a_relay_that_another_streams_copies_begin_or_end_at_passes_nothing_on() {
         taken[1] += bench.run(&plan, 1)[0];
     }
     assert!(taken[0] >= 495 && taken[1] >= 495, "{taken:?}\n{}", plan.describe());
-    // In one stream they run in sequence.
+    // The executions are in one stream, so they run one after the other.
     std::thread::sleep(std::time::Duration::from_millis(200));
     taken = [0, 0];
     for _ in 0..500 {
@@ -342,7 +345,7 @@ fn few_executions_are_measured_once_nothing_changes() {
     let before = bench.moments();
     let taken = bench.run(&plan, 6400);
     let moments = bench.moments() - before;
-    // One execution in 64, and tries of the others, each with two timestamps.
+    // One execution in 64 is measured, and each trial of another variant. Each of these records two timestamps.
     assert!((100..=400).contains(&moments), "{moments} moments");
     assert!(taken[1] >= 6300, "{taken:?}");
 }
@@ -359,7 +362,7 @@ fn times_that_come_late_are_waited_for_by_nobody_and_count_all_the_same() {
     }
     let taken = bench.run(&plan, 500);
     assert!(taken[0] >= 480, "{taken:?}\n{}", plan.describe());
-    // A blocked stream delays nothing, and timestamps do not accumulate.
+    // A blocked stream delays nothing else, and timestamps do not accumulate.
     bench.backend.seen.store(0, Ordering::Relaxed);
     let before = bench.moments();
     bench.run(&plan, 5000);
@@ -401,7 +404,7 @@ fn nothing_is_measured_where_there_is_nothing_to_choose_or_it_is_not_wanted() {
         plan.prepare(StreamHandle(0)).expect("prepared");
         assert_eq!(bench.backend.prepared.load(Ordering::Relaxed), if is_measured { 3 } else { 1 });
     }
-    // The same transfers with and without measurements are two plans, and each is found in the cache.
+    // The same transfers with and without choice among variants are two plans, and each is found in the cache.
     let bench = Bench::new(Config::default());
     let (with, without) = (bench.plan(&any), bench.plan(&off));
     assert!(!Arc::ptr_eq(&with, &without) && Arc::ptr_eq(&with, &bench.plan(&any)) && Arc::ptr_eq(&without, &bench.plan(&off)));
@@ -442,7 +445,7 @@ fn a_backend_that_cannot_be_timed_executes_the_plan_as_described() {
     bench.moves_bytes(&plan, 1);
 }
 
-/// Writes a tuning file without changes into a new folder.
+/// Writes a tuning file that changes no value into a new folder. Returns its path.
 fn write_tuning(folder: &Path) -> PathBuf {
     std::fs::create_dir_all(folder).expect("a folder");
     let digest = mpgpu_measure::tune::digest(&load("beluga").expect("a preset"));
@@ -481,7 +484,7 @@ fn what_was_measured_is_kept_beside_the_tuning_file_for_the_next_run_of_the_same
     assert!(plan.describe().contains("starting from measurements of an earlier run 0."), "{}", plan.describe());
     assert_eq!(second.run(&plan, 1), [1, 0, 0], "{}", plan.describe());
     assert!(second.run(&plan, 100)[0] >= 85, "{}", plan.describe());
-    // Executions are still measured, and changes are followed.
+    // Executions are still measured, and the choice follows changes.
     second.takes(AS_MODELLED);
     second.run(&plan, 2000);
     assert!(second.run(&plan, 500)[1] >= 480, "{}", plan.describe());
@@ -515,7 +518,7 @@ fn what_was_measured_is_kept_by_a_process_that_does_not_destroy_its_context() {
     if let Some(tuning) = std::env::var_os(TUNING) {
         let bench = Bench::new(Config { tuning_file: Some(tuning.to_string_lossy().into_owned()), ..Config::default() });
         bench.run(&bench.plan(&PlanOptions::default()), 200);
-        // Never dropped, but still reachable, so it is not a leak.
+        // The value is never dropped, but stays reachable, so it is not reported as a leak.
         static KEPT: OnceLock<Bench> = OnceLock::new();
         return assert!(KEPT.set(bench).is_ok());
     }

@@ -1,10 +1,10 @@
-//! Reproduces published results on multi-path transfers in UCX in virtual time. `tests/rust/papers.md` contains the tables.
+//! Reproduces published results on multi-path transfers in UCX by simulation. The file `tests/rust/papers.md` contains the tables.
 //!
 //! Sojoodi et al. 2024 (streams) and 2026 (graphs) measure puts, OMB's bandwidth tests and a Jacobi ring on nodes of four V100 (`beluga`)
-//! and four A100 (`narval`), with one to three GPU paths, with and without a path through host memory. Here mpgpu's planner plans the same
-//! transfers for these machines, and the simulator runs them. The conditions of the papers that affect the results are kept: each put is
-//! planned for an idle machine ("this offline tuning does not consider the ongoing communication", 2024, section 3.2), relays are selected
-//! manually, and each rank is a separate process.
+//! and four A100 (`narval`). They use one to three GPU paths, with and without a path through host memory. Here mpgpu's planner makes plans
+//! for the same transfers on models of these machines, and the simulator runs the plans. Conditions of the papers that affect the results
+//! are the same: each put is planned for an idle machine ("this offline tuning does not consider the ongoing communication", 2024, section
+//! 3.2), relays are selected manually, and each rank is a separate process.
 
 use mpgpu_core::model::simulate::{Rank, Steady, steady};
 use mpgpu_core::plan::{Engine, Options, Shape, plan};
@@ -20,7 +20,7 @@ const MIB: u64 = 1 << 20;
 const PUT_SIZES: [u64; 10] = [MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB];
 const RING_SIZES: [u64; 4] = [32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB];
 
-/// Number of GPU paths including the direct one, and whether there is also a path through host memory.
+/// Number of paths over GPUs, including the direct path, and whether there is also a path through host memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 struct Paths {
     gpu: u32,
@@ -37,7 +37,7 @@ const PATHS: [Paths; 5] = [
 const THREE: Paths = Paths { gpu: 3, host: false };
 const THREE_AND_HOST: Paths = Paths { gpu: 3, host: true };
 
-/// Puts from GPU 0 to GPU 1, or in both directions.
+/// Results of puts from GPU 0 to GPU 1, or in both directions.
 struct Puts {
     machine: &'static str,
     both_directions: bool,
@@ -47,37 +47,38 @@ struct Puts {
 
 struct PutRow {
     bytes: u64,
-    /// GB/s over one path with streams, for both directions together.
+    /// Rate in GB/s over one path with streams, summed over both directions.
     one_path: f64,
-    /// Speedup over one path, for each of [`PATHS`] and [`ENGINES`].
+    /// Speed-up over one path, for each entry of [`PATHS`] and of [`ENGINES`].
     speedup: [[f64; 2]; 5],
-    /// Speedup over one path of three GPU paths and the host path with streams if both directions are planned together, which the papers do
-    /// not do.
+    /// Speed-up of three GPU paths and the host path with streams over one path, if both directions are planned together. The papers do not
+    /// do this.
     together: f64,
 }
 
-/// Ring in which each of four GPUs sends to the next.
+/// Results of a ring in which each of four GPUs sends to the next.
 struct Ring {
     machine: &'static str,
     rows: Vec<RingRow>,
-    /// Largest size, whose steps begin with a kernel of [`KERNEL`].
+    /// Result for the largest size with a compute kernel before the copies of each time step ([`KERNEL`]).
     application: RingRow,
 }
 
-/// Seconds that a Jacobi step computes for each byte of an exchanged row: of eight rows that are read and written, half belongs to each of
-/// the two exchanges. The rate is not published. With this value the speedups by two paths agree on both machines.
+/// Time in seconds of the compute kernel of a Jacobi time step for each byte of an exchanged row. The kernel reads and writes eight rows,
+/// half of which belong to each of the two exchanges. Its rate is not published. With this value, the speed-ups with two paths agree with
+/// the papers on both machines.
 const KERNEL: f64 = 8.0 / 300e9;
 
 struct RingRow {
     bytes: u64,
     one_path: f64,
-    /// Two and three paths for each of [`ENGINES`].
+    /// Speed-up with two and with three paths, for each entry of [`ENGINES`].
     speedup: [[f64; 2]; 2],
-    /// Speedup of all four transfers planned together, with any number of paths and without the host.
+    /// Speed-up if all four transfers are planned together, with any number of paths but without host memory.
     together: f64,
 }
 
-/// Published statement, and its result here.
+/// Statement that the papers make, and whether it is true in the simulation.
 struct Claim {
     what: String,
     published: String,
@@ -91,7 +92,7 @@ struct Papers {
     claims: Vec<Claim>,
 }
 
-/// Runs all simulations.
+/// Runs all simulations and returns the results.
 fn reproduce() -> Result<Papers, Box<dyn Error>> {
     let mut puts = Vec::new();
     for machine in MACHINES {
@@ -112,7 +113,7 @@ fn reproduce() -> Result<Papers, Box<dyn Error>> {
     Ok(Papers { puts, rings, claims })
 }
 
-/// Returns a transfer between GPUs.
+/// Returns the planner's description of a transfer between two GPUs.
 fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64) -> Shape {
     let kind = MemoryKind::Device;
     Shape { source: 0, dst_device, src_device, dst_kind: kind, src_kind: kind, bytes }
@@ -144,7 +145,7 @@ fn ring_row(name: &str, bytes: u64, kernel: f64) -> Result<RingRow, Box<dyn Erro
     let topology = preset(name).ok_or(name)?;
     let machine = Machine::new(topology.clone())?;
     let run = |gpu: u32, engine: Engine| -> Result<Steady, Box<dyn Error>> {
-        // The relay of two paths is the GPU at distance two: every link then carries one hop (2024, figure 7).
+        // With two paths, the relay is the GPU at distance two, so that every link carries one hop (2024, figure 7).
         let relays = |from: u32| (2..=gpu).map(move |step| (from + step) % 4).collect::<Vec<_>>();
         let paths = Paths { gpu, host: false };
         let ranks = (0..4).map(|from| rank(&topology, from, (from + 1) % 4, bytes, &relays(from), paths, engine));
@@ -164,7 +165,7 @@ fn ring_row(name: &str, bytes: u64, kernel: f64) -> Result<RingRow, Box<dyn Erro
     Ok(RingRow { bytes, one_path: one_path.rate(), speedup, together: one_path.seconds / together.seconds })
 }
 
-/// Returns a process that plans one put for a machine on which only `relays` may relay.
+/// Returns the plan of a process for one put. The process plans for a machine on which only the GPUs in `relays` may relay.
 fn rank(topology: &Topology, src: u32, dst: u32, bytes: u64, relays: &[u32], paths: Paths, engine: Engine) -> Result<Rank, Box<dyn Error>> {
     let open: Vec<DeviceId> = [src, dst].iter().chain(relays).map(|&gpu| DeviceId::gpu(gpu)).collect();
     let machine = Machine::new(without_other_gpus(topology, &open))?;
@@ -173,7 +174,8 @@ fn rank(topology: &Topology, src: u32, dst: u32, bytes: u64, relays: &[u32], pat
     Ok(plan(&machine, &shapes, &options)?.as_rank())
 }
 
-/// Returns the topology with only the links of these GPUs. Devices keep their numbers, so a program for it runs on the whole machine.
+/// Returns the topology with only the links of the devices in `open`. Devices keep their numbers, so that a program for it also runs on the
+/// whole machine.
 fn without_other_gpus(topology: &Topology, open: &[DeviceId]) -> Topology {
     let mut gpus = 0;
     let closed: Vec<bool> = topology
@@ -202,7 +204,7 @@ fn without_other_gpus(topology: &Topology, open: &[DeviceId]) -> Topology {
 }
 
 impl PutRow {
-    /// Returns the value for one of [`PATHS`].
+    /// Returns the speed-up for an entry of [`PATHS`] and of [`ENGINES`].
     fn times(&self, paths: Paths, engine: Engine) -> f64 {
         let of = PATHS.iter().zip(&self.speedup).find(|(other, _)| **other == paths).map_or([f64::NAN; 2], |(_, of)| *of);
         if engine == Engine::Graph { of[1] } else { of[0] }
@@ -381,7 +383,7 @@ impl fmt::Display for Papers {
 const BEGIN: &str = "<!-- printed by the test simulator::papers -->\n";
 const END: &str = "<!-- end -->\n";
 
-/// With `UPDATE_DOCS=1` writes the tables; otherwise they must equal the current results.
+/// Tests that the tables on the page equal the current results. If `UPDATE_DOCS=1` is set, writes the tables instead.
 #[test]
 fn the_published_results_come_out_as_the_tables_say() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/rust/papers.md");
@@ -396,7 +398,8 @@ fn the_published_results_come_out_as_the_tables_say() {
     assert!(now.trim() == kept.trim(), "{changed:?}, now and before; UPDATE_DOCS=1 cargo test --test library papers");
 }
 
-/// `tests/rust/papers.md` explains the differences. A statement that becomes true or false requires a change there.
+/// Tests which statements of the papers hold. `tests/rust/papers.md` explains the differences, and must be changed if a statement becomes
+/// true or false.
 #[test]
 fn the_published_shape_holds_but_for_what_the_page_explains() {
     let papers = reproduce().expect("the presets can be planned for");

@@ -1,4 +1,4 @@
-//! Tests that the table of users stays small for any number of executions.
+//! Tests that the table of executions that use staging memory stays small, however many executions there are.
 
 use super::*;
 use std::any::Any;
@@ -35,7 +35,7 @@ fn executions_of_the_same_regions_replace_each_other_even_before_they_end() {
     let regions = [(0, 100), (1000, 1100), (50, 60)].map(|(start, end)| Regions::new([Region { start, end }]));
     for i in 0..10_000 {
         users.record(&regions[i % 3], Arc::new(Ended(false)));
-        // The third region divides the first into three.
+        // The third region divides the first one into three ranges.
         assert!(users.last.len() <= 4 && users.uses.len() <= 3);
     }
 }

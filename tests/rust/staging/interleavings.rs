@@ -1,5 +1,5 @@
-//! Tests all interleavings of the model checker: threads that execute plans with overlapping regions never have two executions in the same
-//! bytes at once, and never wait for each other in a cycle.
+//! Tests interleavings of threads with a model checker (shuttle). Threads execute plans whose staging regions overlap. Two executions must
+//! never use the same bytes at the same time, and threads must never wait for each other in a cycle.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test --lib shuttle_`
 
@@ -10,7 +10,7 @@ use shuttle::sync::{Condvar, Mutex as ModelMutex};
 use shuttle::{rand::Rng, thread};
 use std::any::Any;
 
-/// Execution that ends when its thread says so.
+/// Execution that ends when its thread reports it.
 #[derive(Debug)]
 struct Run {
     done: ModelMutex<bool>,
@@ -35,7 +35,7 @@ impl CompletionState for Run {
 
 const BYTES: u64 = 6;
 
-/// Backend double: each execution is a thread that waits for its predecessors and then occupies its bytes for a while.
+/// Simulates a backend. Each execution is a thread that waits for the executions that it must follow, and then uses its bytes for a while.
 fn enqueue(staging: &Staging, regions: &Arc<Regions>, bytes: &Arc<[AtomicBool]>) -> (Completion, thread::JoinHandle<()>) {
     let mut thread = None;
     let completion = staging.in_turn(regions, |after| {
@@ -68,7 +68,8 @@ fn regions() -> Arc<Regions> {
 fn threads_with_overlapping_plans() {
     let staging = Arc::new(Staging::new(BYTES));
     let bytes: Arc<[AtomicBool]> = (0..BYTES).map(|_| AtomicBool::new(false)).collect();
-    // Fewer plans than executions: some are executed twice, with or without another in between, by one thread or two.
+    // There are fewer plans than executions. So some plans are executed twice, by one thread or two, with or without another execution in
+    // between.
     let plans = [regions(), regions(), regions()];
     let callers: Vec<_> = (0..3)
         .map(|_| {
