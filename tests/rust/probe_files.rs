@@ -227,7 +227,8 @@ fn a_single_byte_that_does_not_arrive_condemns_the_pair_and_no_other() {
         let probed = Machine::new(report.probed.topology.clone()).expect("well formed");
         assert_eq!(probed.route(from, to), None);
         if to.is_host() {
-            // The check copies data from this GPU back to host memory over another path, which may also be reported.
+            // The check of a copy to this GPU reads the data back over the faulty path to host memory, so copies to this GPU are reported
+            // too.
             assert!(lost.iter().all(|hop| hop.to == from || hop.from == from), "{lost:?}");
         } else {
             assert_eq!(lost.iter().map(|hop| (hop.from, hop.to)).collect::<Vec<_>>(), [(from, to)]);

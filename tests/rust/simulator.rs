@@ -479,7 +479,7 @@ fn where_flows_share_a_link_more_capacity_for_one_can_delay_another() {
     };
     let (slow, fast) = (seconds(2e9), seconds(3e9));
     about(slow, 100.0 * MIB as f64 / 8e9);
-    // 10 MiB take 3 GB/s. Meanwhile the other flow has 7 GB/s, which is 1 GB/s less than its link allows.
+    // The small flow copies 10 MiB at 3 GB/s. Meanwhile the large flow has 7 GB/s, which is 1 GB/s less than its link allows.
     about(fast, slow + 10.0 * MIB as f64 / 3e9 / 8.0);
 }
 
