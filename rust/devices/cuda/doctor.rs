@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(tried[1], (0, 2, Some(Ok(Tried::Intact))));
         let (1, 2, Some(Ok(Tried::Lost(loss)))) = &tried[2] else { panic!("{tried:?}") };
         assert_eq!((loss.from, loss.to, loss.mover, loss.wrong), (2, 1, Mover::Push, loss.of));
-        // The backend has freed all of its memory when it was dropped.
+        // The backend freed all of its memory when it was dropped.
         assert!(node(|node| node.memory.is_empty()));
     }
 

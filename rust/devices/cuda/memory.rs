@@ -174,7 +174,7 @@ pub(super) fn make(gpus: &Gpus, device: DeviceId, gpu: usize, bytes: u64) -> Res
     Ok((pointer.expose_provenance() as u64, None))
 }
 
-/// Returns the NUMA node of a host device. Returns `None` for the first host device, which represents host memory in general.
+/// Returns the NUMA node of a host NUMA domain. Returns `None` for the first domain, which represents host memory in general.
 pub(super) fn domain_of(device: DeviceId) -> Option<usize> {
     if device == DeviceId::HOST { None } else { Some(!device.0 as usize) }
 }

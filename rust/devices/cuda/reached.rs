@@ -22,7 +22,7 @@ pub(super) struct Reach {
     pub known: u64,
     /// Bit mask of the GPUs whose kernels can access all sources and destinations of the plan.
     pub all: u64,
-    /// Bit mask of the GPUs that may not access some memory of the plan even by copies.
+    /// Bit mask of the GPUs that cannot access some memory of the plan, not even by copies.
     pub shut_out: u64,
     /// Position of host memory in the plan: none, only as source, or as destination.
     pub host: HostEnds,

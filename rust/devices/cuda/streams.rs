@@ -127,7 +127,7 @@ impl Streams {
             destroyed.insert(stream.0);
         });
         let primary = gpus.primary(gpu)?;
-        // The stream may be reused, and the earlier waits do not precede the new work.
+        // The stream may be reused for other work, to which its earlier waits do not apply.
         failed_waits.forget(|| gpus.driver.number_of(handle(stream.0)));
         primary.retire_stream(stream.0);
         Ok(())

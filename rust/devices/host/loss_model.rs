@@ -29,7 +29,7 @@ struct Flags {
     allocation: Allocation,
     /// True once the live party has granted access to the memory that its flags protect.
     is_granted: Arc<AtomicBool>,
-    /// Number of communication steps that accessed the memory, because their waits ended without being abandoned.
+    /// Number of communication steps that were not abandoned and therefore accessed the memory.
     passed: Arc<AtomicU32>,
 }
 
