@@ -28,7 +28,9 @@ impl Fault {
     pub fn error(&self, transfer: u32) -> BackendError {
         BackendError::Driver {
             what: format!("transfer {transfer}: {} host memory at {:#x}", if self.is_source { "reading" } else { "writing" }, self.address),
-            reason: "it was unmapped, or its file became shorter, while an execution used it; keep it until that has completed".into(),
+            reason: "the memory was unmapped, or its file became shorter, while an execution used it; keep it mapped until the execution \
+                     has completed"
+                .into(),
             code: i64::from(self.code),
         }
     }

@@ -26,7 +26,7 @@ pub fn generation() -> u32 {
         // SAFETY: the handlers live as long as the program. `in_child` does only what is allowed in a child of `fork`.
         let code = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
         if code != 0 {
-            log::warn!("pthread_atfork: code {code}; children of fork must not use this library");
+            log::warn!("pthread_atfork failed with code {code}; children of fork must not use mpgpu");
         }
     });
     GENERATION.load(Ordering::Relaxed)
@@ -37,7 +37,7 @@ pub fn generation() -> u32 {
 pub fn at_exit(work: extern "C" fn()) {
     // SAFETY: the function lives as long as the program.
     if unsafe { libc::atexit(work) } != 0 {
-        log::debug!("atexit: no room for one more");
+        log::debug!("atexit failed: it accepts no more functions");
     }
 }
 

@@ -96,15 +96,17 @@ impl Handle {
     pub fn decode(bytes: &[u8; BYTES]) -> Result<Handle, IpcError> {
         if bytes[..8] != MAGIC {
             let found: String = bytes[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-            return Err(IpcError::Corrupt(format!("the handle starts with {found}: these are not the bytes of exported memory")));
+            return Err(IpcError::Corrupt(format!("the handle starts with {found}, so it is not a handle of exported memory")));
         }
         if number(bytes, 12) != checksum(bytes) {
-            return Err(IpcError::Corrupt("the handle's checksum is wrong: bytes were lost or changed on the way".into()));
+            return Err(IpcError::Corrupt(
+                "the checksum of the handle is wrong: its bytes were lost or changed on the way from the exporter".into(),
+            ));
         }
         let version = u16::from_le_bytes(array(bytes, 8));
         if version != VERSION {
             return Err(IpcError::Version(format!(
-                "the handle has version {version}, this library makes and reads version {VERSION}: link both programs with the same mpgpu"
+                "the handle has version {version}, but this library uses version {VERSION}: link both programs with the same mpgpu"
             )));
         }
         let kind = match bytes[11] {
@@ -132,7 +134,7 @@ impl Handle {
         };
         if handle.bytes == 0 || handle.offset.checked_add(handle.bytes).is_none_or(|end| end > handle.allocation_bytes) {
             return Err(IpcError::Corrupt(format!(
-                "the handle names {} bytes from byte {} of an allocation of {} bytes",
+                "the handle describes {} bytes from byte {} of an allocation of {} bytes",
                 handle.bytes, handle.offset, handle.allocation_bytes
             )));
         }

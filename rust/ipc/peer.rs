@@ -64,20 +64,22 @@ impl Peer {
     /// Connects to the process with identity `origin`, as found in a handle. Returns an error if this has not succeeded at the time
     /// `until`.
     pub fn connect(origin: &ProcessIdentity, until: Instant) -> Result<Peer, IpcError> {
-        let name = SocketAddrUnix::new_abstract_name(origin.socket().as_bytes()).map_err(IpcError::system("an abstract socket's name"))?;
-        let (board, board_file) = Board::new().map_err(IpcError::system("a memory file"))?;
+        let name = SocketAddrUnix::new_abstract_name(origin.socket().as_bytes())
+            .map_err(IpcError::system("creating the name of an abstract socket"))?;
+        let (board, board_file) = Board::new().map_err(IpcError::system("creating a memory file"))?;
         let socket = Socket::make(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None))
             .map_err(IpcError::system("socket"))?;
         loop {
             // The remaining time is computed again, because an interrupted call does not report how long it has waited.
             let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            set_socket_timeout(&socket, Timeout::Send, Some(left)).map_err(IpcError::system("a socket's time-out"))?;
+            set_socket_timeout(&socket, Timeout::Send, Some(left)).map_err(IpcError::system("setting the time-out of a socket"))?;
             match rustix::net::connect(&socket, &name) {
                 Ok(()) => break,
                 Err(Errno::INTR) if Instant::now() < until => {}
                 Err(Errno::CONNREFUSED) => {
-                    let why = "it has exited, or has destroyed the context that exported; export again and send the new handle";
-                    return Err(IpcError::PeerGone(format!("{origin} no longer exports anything: {why}")));
+                    let why = "the process has exited, or has destroyed the context that exported the memory; export again and send the \
+                               new handle";
+                    return Err(IpcError::PeerGone(format!("{origin} no longer exports memory: {why}")));
                 }
                 Err(Errno::AGAIN | Errno::INTR) => return Err(silent(origin)),
                 Err(error) => return Err(IpcError::system("connect")(error)),
@@ -87,7 +89,10 @@ impl Peer {
         // to this process.
         let peer = Credentials::of_peer(&socket).map_err(IpcError::system("SO_PEERCRED"))?;
         if peer.user != origin.user {
-            return Err(IpcError::NotSupported(format!("a process of user {} answers for {origin}: not trusted", peer.user)));
+            return Err(IpcError::NotSupported(format!(
+                "a process of user {} answers in place of {origin}, and is not trusted",
+                peer.user
+            )));
         }
         Ok(Peer {
             socket,
@@ -117,7 +122,7 @@ impl Peer {
     }
 
     fn ask(&self, key: AllocationKey, secret: Secret, slot: BoardSlot, until: Instant) -> Result<Shared, IpcError> {
-        Board::reserve(&self.board_file, slot.slot).map_err(IpcError::system("a page of a memory file"))?;
+        Board::reserve(&self.board_file, slot.slot).map_err(IpcError::system("allocating a page of a memory file"))?;
         let board = rustix::io::fcntl_dupfd_cloexec(&self.board_file, 0).map_err(IpcError::system("duplicating a descriptor"))?;
         let request = Packet { slot: slot.slot, secret, board: Some(board), ..Packet::new(Subject::Import, slot.request, key) };
         match request.send(&self.socket, Some(until)) {
@@ -131,7 +136,7 @@ impl Peer {
                 Ok(Some(Packet { subject: Subject::Granted, number: n, shared: Some(shared), secret: proof, .. })) if n == slot.request => {
                     if proof != self.origin.proof() {
                         return Err(IpcError::PeerGone(format!(
-                            "{} has ended, and another process answers for it: not trusted",
+                            "{} has ended, and another process answers in its place, which is not trusted",
                             self.origin
                         )));
                     }
@@ -166,7 +171,7 @@ impl Peer {
             return Ok(slot);
         }
         if slots.next == SLOTS {
-            let why = "close some, or import fewer and larger ones";
+            let why = "close some imports, or import fewer and larger allocations";
             return Err(IpcError::NotSupported(format!("{SLOTS} allocations of {} are mapped, which is the maximum: {why}", self.origin)));
         }
         slots.next += 1;
@@ -227,7 +232,7 @@ impl Peer {
     }
 
     fn exited(&self) -> IpcError {
-        IpcError::PeerGone(format!("{}, whose memory this is, has ended or no longer exports anything", self.origin))
+        IpcError::PeerGone(format!("{}, which owns the memory, has ended or no longer exports memory", self.origin))
     }
 }
 

@@ -37,7 +37,7 @@ impl ProcessIdentity {
                     // An unreadable boot id must cause an error here. An empty boot id would make this process appear to be on another
                     // node.
                     Err(error) if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
-                        return Err(IpcError::system("the boot id of the kernel")(Errno::MFILE));
+                        return Err(IpcError::system("reading the boot id of the kernel")(Errno::MFILE));
                     }
                     text => text.unwrap_or_default(),
                 };
@@ -57,14 +57,14 @@ impl ProcessIdentity {
         }
         if self.network != here.network {
             return refuse(format!(
-                "the handle is from another container (process {}; network namespace {}, here {}): run both in one, or with the host's \
-                 network, or move these bytes with MPI",
+                "the handle is from another container (process {}; network namespace {}, here {}): run both processes in one container, \
+                 or with the network of the host, or move these bytes with MPI",
                 self.process, self.network, here.network
             ));
         }
         if self.user != here.user {
             return refuse(format!(
-                "the handle is from a process of another user (process {}, user {}; here user {}): run both as one user",
+                "the handle is from a process of another user (process {}, user {}; here user {}): run both processes as the same user",
                 self.process, self.user, here.user
             ));
         }

@@ -101,12 +101,12 @@ fn most_files() -> u64 {
 pub fn why_none(reason: Errno) -> String {
     if reason == Errno::MFILE {
         return format!(
-            "no file descriptor was available for it when it was allocated. Each allocation that can be shared takes one, at most {} in all \
-             (half of ulimit -n at the first such allocation): raise the limit, or make fewer and larger allocations",
+            "no file descriptor was available for the memory when it was allocated. Each allocation that can be shared uses one, and at \
+             most {} are used (half of ulimit -n at the first such allocation): raise the limit, or make fewer and larger allocations",
             most_files()
         );
     }
-    format!("the system provided no memory file when it was allocated ({reason}); allow memfd_create, and check ulimit -f")
+    format!("the system provided no memory file when the memory was allocated ({reason}); allow memfd_create, and check ulimit -f")
 }
 
 /// Creates a memory file of `bytes` bytes (whole pages), whose size is sealed. Pages are allocated at the first access.

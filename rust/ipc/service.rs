@@ -193,7 +193,8 @@ impl Service {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = Socket::make(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None))
             .map_err(IpcError::system("socket"))?;
-        let name = SocketAddrUnix::new_abstract_name(origin.socket().as_bytes()).map_err(IpcError::system("an abstract socket's name"))?;
+        let name = SocketAddrUnix::new_abstract_name(origin.socket().as_bytes())
+            .map_err(IpcError::system("creating the name of an abstract socket"))?;
         rustix::net::bind(&listener, &name).map_err(IpcError::system("bind"))?;
         rustix::net::listen(&listener, 128).map_err(IpcError::system("listen"))?;
         let wake = Socket::make(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)).map_err(IpcError::system("eventfd"))?;
@@ -210,7 +211,7 @@ impl Service {
         let served = Arc::clone(&state);
         let named = std::thread::Builder::new().name("mpgpu-share".into());
         let thread = without_signals(|| named.spawn(move || served.serve())).map_err(|error| IpcError::System {
-            what: "a thread that answers importers",
+            what: "starting the thread that answers importing processes",
             reason: error.to_string(),
             code: error.raw_os_error().unwrap_or(0),
         })?;
@@ -307,7 +308,7 @@ impl Drop for Service {
         if let (Ok(_), Some(thread)) = (woken, thread)
             && thread.join().is_err()
         {
-            log::error!("the thread that answers importers panicked; please report this");
+            log::error!("the thread that answers importing processes panicked; please report this");
         }
     }
 }
@@ -338,7 +339,7 @@ impl ServiceState {
             if let Err(error) = poll(&mut watched, timeout)
                 && error != Errno::INTR
             {
-                log::error!("waiting for importers: {error}; nothing more is exported");
+                log::error!("waiting for importing processes failed: {error}; no more memory is exported");
                 return;
             }
             if self.closing.load(Ordering::Acquire) {
@@ -367,7 +368,7 @@ impl ServiceState {
             Ok(socket) => socket,
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return,
             Err(error) => {
-                log::warn!("the connection of an importer failed: {error}; trying again");
+                log::warn!("the connection of an importing process failed: {error}; trying again");
                 // The process is probably out of descriptors. The listener stays readable until a descriptor is closed, so this thread
                 // would spin without the pause.
                 std::thread::sleep(std::time::Duration::from_millis(50));
@@ -382,12 +383,18 @@ impl ServiceState {
             let _ = refusal.send(&connection.socket, None);
         };
         if user != self.origin.user {
-            let text = format!("the exporter is of user {}, this process of user {user}: run both as one user", self.origin.user);
+            let text = format!(
+                "the exporting process runs as user {} and this process as user {user}: run both as the same user",
+                self.origin.user
+            );
             return refuse(&connection, text);
         }
         let mut connections = lock(&self.connections);
         if connections.len() >= MOST_CONNECTIONS {
-            return refuse(&connection, format!("the exporter has {MOST_CONNECTIONS} importers, and accepts no more"));
+            return refuse(
+                &connection,
+                format!("the exporting process has {MOST_CONNECTIONS} importers, which is the maximum: close imports in other processes"),
+            );
         }
         connections.push(Arc::new(connection));
     }
@@ -404,8 +411,10 @@ impl ServiceState {
                 Err(Errno::AGAIN) => return true,
                 Err(Errno::MFILE) => {
                     // The request was lost, so its number is unknown. An answer with number 0 applies to the importer's pending request.
-                    let text = "the exporter is out of file descriptors (EMFILE): raise `ulimit -n` for it".into();
-                    log::warn!("the connection of an importer failed: this process is out of file descriptors (EMFILE); raise `ulimit -n`");
+                    let text = "the exporting process is out of file descriptors (EMFILE): raise its `ulimit -n`".into();
+                    log::warn!(
+                        "the connection of an importing process failed: this process is out of file descriptors (EMFILE); raise `ulimit -n`"
+                    );
                     Some(Packet { text, ..Packet::new(Subject::Refused, 0, AllocationKey { backend: 0, allocation: 0 }) })
                 }
                 Ok(Some(_)) | Ok(None) | Err(_) => return false,

@@ -449,7 +449,7 @@ fn handles_from_elsewhere_are_refused_with_the_reason() {
     refuse(&|h| h.key.backend = 2, MP_ERROR_NOT_SUPPORTED, "MPGPU_BACKEND");
     refuse(&|h| h.device[15] ^= 1, MP_ERROR_NOT_SUPPORTED, "which is not visible to this process");
     refuse(&|h| h.key.allocation += 1, MP_ERROR_PEER_GONE, "freed");
-    refuse(&|h| h.origin.token[0] ^= 1, MP_ERROR_PEER_GONE, "no longer exports anything");
+    refuse(&|h| h.origin.token[0] ^= 1, MP_ERROR_PEER_GONE, "no longer exports memory");
     refuse(&|h| h.offset = 1, MP_ERROR_INVALID_ARGUMENT, "4096 bytes from byte 1 of an allocation of 4096 bytes");
     refuse(&|h| h.bytes = 0, MP_ERROR_INVALID_ARGUMENT, "0 bytes");
     // The handle describes an allocation that is larger than its file.
@@ -459,7 +459,7 @@ fn handles_from_elsewhere_are_refused_with_the_reason() {
     newer.bytes[8] = 3;
     mpgpu_ipc::handle::seal(&mut newer.bytes);
     let message = import_refused(&node, &newer, MP_ERROR_VERSION_MISMATCH);
-    assert!(message.contains("version 3, this library makes and reads version 2"), "{message}");
+    assert!(message.contains("version 3, but this library uses version 2"), "{message}");
 
     // A handle with a larger range is refused, even if this context or another context of this process has already mapped the memory.
     let theirs = import(&node, &handle);
@@ -515,7 +515,7 @@ fn every_corrupted_byte_is_noticed() {
     let memory = node.alloc(0, 4096);
     let handle = export(&node, memory, 4096);
     let message = import_refused(&node, &mp_memory_handle_t { bytes: [0xa5; 128] }, MP_ERROR_INVALID_ARGUMENT);
-    assert!(message.contains("starts with a5a5a5a5a5a5a5a5: these are not the bytes of exported memory"), "{message}");
+    assert!(message.contains("starts with a5a5a5a5a5a5a5a5, so it is not a handle of exported memory"), "{message}");
     for at in 0..handle.bytes.len() {
         for bit in [1, 0x80] {
             let mut corrupt = handle;
@@ -630,7 +630,7 @@ fn a_process_of_another_user_is_refused() {
     let answer = stranger.ask(&format!("import {lie}"));
     assert!(answer.starts_with("8 ") && answer.contains("not trusted"), "{answer}");
     let heard = stranger.tell(&format!("knock {lie}"));
-    assert!(heard.contains("the exporter is of user 0, this process of user 65534"), "{heard}");
+    assert!(heard.contains("the exporting process runs as user 0 and this process as user 65534"), "{heard}");
     let mut peer = Peer::start();
     peer.tell(&format!("import {}", hex(&handle)));
 }

@@ -130,7 +130,7 @@ fn whoever_takes_over_the_name_of_an_exporter_that_has_ended_is_not_trusted() {
     });
     let node = Node::new(c"beluga");
     let message = import_refused(&node, &handle, MP_ERROR_PEER_GONE);
-    assert!(message.contains("another process answers for it"), "{message}");
+    assert!(message.contains("another process answers in its place"), "{message}");
     answers.join().expect("no assertion failed");
     node.still_works();
 }
@@ -173,7 +173,7 @@ fn an_exporter_that_is_out_of_descriptors_says_so_to_its_importers() {
     // One file descriptor is left for the connection, but none for the descriptor that the importer sends.
     exporter.tell("fill 1");
     let message = import_refused(&node, &handle, MP_ERROR_NOT_SUPPORTED);
-    assert!(message.contains("the exporter is out of file descriptors (EMFILE)") && message.contains("ulimit -n"), "{message}");
+    assert!(message.contains("the exporting process is out of file descriptors (EMFILE)") && message.contains("ulimit -n"), "{message}");
     exporter.tell("fill 40");
     let theirs = import(&node, &handle);
     assert!(holds(theirs, 65536, 5, 0));

@@ -134,7 +134,7 @@ pub(super) fn free_spare_blocks(gpus: &Gpus) {
         // The block may come from another context of the process that no longer exists.
         let known = gpus.primary(*gpu).is_ok() && may_use(gpus, &block);
         if known && let Err(error) = memory::give_back(gpus, *device, *gpu, *address, pages.as_ref()) {
-            log::warn!("staging memory of a graph: {error}");
+            log::warn!("could not free staging memory of a graph: {error}");
         }
     }
 }
@@ -144,7 +144,9 @@ pub(super) fn free_spare_blocks(gpus: &Gpus) {
 pub(super) fn keep_in_graph<T: Send>(driver: &Driver, raw: CUstream, kept: T, purpose: &str) -> Result<*mut T, BackendError> {
     if driver.cuUserObjectCreate.is_none() || driver.cuUserObjectRelease.is_none() || driver.cuGraphRetainUserObject.is_none() {
         let lacks = driver.lacks(&format!("cuUserObjectCreate to {purpose}"));
-        return Err(BackendError::NotSupported(format!("the stream is being captured, and {lacks}, or do it outside of the capture")));
+        return Err(BackendError::NotSupported(format!(
+            "the stream is being captured, and {lacks}, or make this call outside of the capture"
+        )));
     }
     let graph = captured_graph(driver, raw)?;
     let kept: *mut T = Box::into_raw(Box::new(kept));
@@ -177,7 +179,7 @@ fn captured_graph(driver: &Driver, raw: CUstream) -> Result<CUgraph, BackendErro
         }
     }?;
     if graph.is_null() {
-        return Err(BackendError::NotSupported("the stream's capture has just ended; try again".into()));
+        return Err(BackendError::NotSupported("the capture of the stream ended during this call; call again".into()));
     }
     Ok(graph)
 }

@@ -137,6 +137,6 @@ pub(super) fn is(error: &BackendError, wanted: Code) -> bool {
 
 /// Logs an error that means that the driver or the platform does not support this kind of memory, and returns `Ok(None)`.
 fn none_of(error: BackendError) -> Result<Option<Chunk>, BackendError> {
-    log::debug!("memory for other processes is allocated by cuMemAlloc: {error}");
+    log::debug!("memory that is shared with other processes is allocated by cuMemAlloc instead of cuMemCreate: {error}");
     Ok(None)
 }

@@ -143,7 +143,7 @@ pub(super) struct Captured;
 impl CompletionState for Captured {
     fn is_done(&self) -> Result<bool, BackendError> {
         Err(BackendError::NotSupported(
-            "the execution was captured into a graph and runs when that is launched; wait for the stream of the launch".into(),
+            "the execution was captured into a graph and runs when the graph is launched; wait for the stream of the launch".into(),
         ))
     }
 

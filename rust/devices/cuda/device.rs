@@ -188,7 +188,7 @@ impl Device {
                 call!(driver, cuDevicePrimaryCtxRetain(&mut context, self.ordinal))
             })?;
             let taken = before.zip(self.used_memory(driver)).map(|(before, after)| after.saturating_sub(before) >> 20);
-            let taken = taken.map_or(String::new(), |mebibytes| format!(", which took {mebibytes} MiB of its memory"));
+            let taken = taken.map_or(String::new(), |mebibytes| format!(", {mebibytes} MiB of its memory used"));
             log::info!("GPU {}: primary context retained{taken}", self.ordinal);
             let id = driver.context_id(self.ordinal, context).map_err(|code| {
                 // SAFETY: The context was retained just now, and nothing has released it since.
@@ -255,8 +255,8 @@ impl Primary {
         BackendError::Driver {
             what: "cudaDeviceReset".into(),
             reason: format!(
-                "GPU {} was reset while this context used it, and memory, streams, events and plans there are gone; destroy the context, \
-                 and create a new one",
+                "GPU {} was reset while this context used it, so its memory, streams, events and plans no longer exist; destroy the \
+                 context, and create a new one",
                 self.ordinal
             ),
             code: i64::from(code::CONTEXT_IS_DESTROYED),

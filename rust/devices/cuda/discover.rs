@@ -72,7 +72,7 @@ pub(super) fn look_at<N: Borrow<Nvml>>(driver: &Driver, load: impl FnOnce() -> R
         }
     }
     if let Err(error) = load().and_then(|nvml| ask_nvml(nvml.borrow(), &mut gpus, &uuids)) {
-        log::info!("NVML does not report the GPUs' links, so links are assumed: {error}");
+        log::info!("NVML does not report the links of the GPUs, so links are assumed: {error}");
     }
     Ok(Seen { gpus, peers })
 }

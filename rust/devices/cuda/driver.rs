@@ -423,7 +423,9 @@ impl Driver {
         // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
         self.check("cuStreamIsCapturing", unsafe { (self.cuStreamIsCapturing)(raw, &mut status) })?;
         if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED as u32 {
-            return Err(BackendError::NotSupported("the stream's capture was invalidated by an earlier call; end it first".into()));
+            return Err(BackendError::NotSupported(
+                "the capture of the stream was invalidated by an earlier call; end the capture first".into(),
+            ));
         }
         Ok(status != 0)
     }
@@ -459,7 +461,7 @@ impl Driver {
                 if text.is_null() { None } else { Some(CStr::from_ptr(text).to_string_lossy().into_owned()) }
             }
         };
-        let name = say(self.cuGetErrorName).unwrap_or_else(|| "an error that the driver has no name for".into());
+        let name = say(self.cuGetErrorName).unwrap_or_else(|| "an error for which the driver has no name".into());
         say(self.cuGetErrorString).map_or(name.clone(), |text| format!("{name}: {text}"))
     }
 }

@@ -121,7 +121,7 @@ impl Core {
             }
             _ => {
                 let base = allocation.base;
-                Err(BackendError::NotSupported(format!("{base:#x} is memory of another process; export it there")))
+                Err(BackendError::NotSupported(format!("{base:#x} is memory of another process; export it in that process")))
             }
         });
         if let Some(own) = own {

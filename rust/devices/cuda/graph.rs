@@ -213,7 +213,7 @@ impl Core {
         let repointed = if fits { exec.repoint(execution, &lanes) } else { Ok(()) };
         if !fits || repointed.is_err() {
             if let Err(error) = repointed {
-                log::debug!("a graph is instantiated again, because the driver cannot update it: {error}");
+                log::debug!("a CUDA graph is instantiated again, because the driver cannot update it: {error}");
             }
             let stale = pool.execs.remove(index);
             lock(&self.graphs.retired).push(stale.retired());

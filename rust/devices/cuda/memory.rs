@@ -198,7 +198,7 @@ fn register_pages(gpus: &Gpus, device: DeviceId, size: usize) -> io::Result<Opti
         Err(error) if error.kind() == io::ErrorKind::OutOfMemory => return Err(error),
         Err(error) => error.to_string(),
     };
-    log::warn!("{size} bytes of host memory come from one socket, because pages cannot be spread over the sockets: {refused}");
+    log::warn!("{size} bytes of host memory are on one socket, because pages cannot be spread over all sockets: {refused}");
     Ok(None)
 }
 
@@ -216,13 +216,14 @@ pub(super) fn register(gpus: &Gpus, gpu: usize, pages: PageRange, huge: bool) ->
         match unsafe { (gpus.driver.cuMemHostRegister)(handle(piece.base), piece.bytes, flags) } {
             0 => lock(&pinned).push(piece),
             code::HOST_MEMORY_ALREADY_REGISTERED => {
-                let reason = "the program or another library has pinned it, or a part of its first or last page: copies use that";
+                let reason = "the program or another library has already pinned this memory, or a part of its first or last page; copies \
+                              use it without registration";
                 return Err(BackendError::NotSupported(format!("{:#x} cannot be registered: {reason}", piece.base)));
             }
             refused if !may_write => {
                 let refused = gpus.driver.error("cuMemHostRegister", refused);
                 return Err(BackendError::NotSupported(format!(
-                    "{:#x} may not be written, and the driver does not pin such memory: map it writable, or leave it to threads ({refused})",
+                    "{:#x} is read-only, and the driver does not pin read-only memory: map it writable, or do not register it ({refused})",
                     piece.base
                 )));
             }

@@ -96,7 +96,7 @@ impl GraphLane<'_> {
 
 /// Returns the error for a node without work. No node of a validated program is without work.
 fn nothing_to_do() -> BackendError {
-    BackendError::NotSupported("a graph node needs a kernel that copies bytes, on a GPU that has the copy kernel".into())
+    BackendError::NotSupported("a graph node for copies needs a GPU that can run the copy kernel".into())
 }
 
 /// Returns the indices of the direct predecessors of each operation, without duplicates. These are the previous operation of the same lane

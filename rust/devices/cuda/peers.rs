@@ -50,9 +50,9 @@ pub enum Mover {
 impl fmt::Display for Mover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Mover::Push => "its copy engine",
-            Mover::Pull => "the other's copy engine",
-            Mover::Kernel => "a kernel",
+            Mover::Push => "the copy engine of the source GPU",
+            Mover::Pull => "the copy engine of the destination GPU",
+            Mover::Kernel => "a kernel of the source GPU",
         })
     }
 }
@@ -156,9 +156,10 @@ impl Checks {
             Ok(Tried::NoAccess) => {}
             Ok(Tried::Lost(loss)) => {
                 log::error!(
-                    "GPU {a} and GPU {b} report peer access and lose bytes: {loss}; plans avoid this pair from now on, which is slow. Disable the \
+                    "GPU {a} and GPU {b} report peer access, but copies between them lose bytes: {loss}; plans do not use peer access of \
+                     this pair from now on, which is slow. Disable the \
                      IOMMU or set it to pass-through (intel_iommu=off or iommu=pt for the kernel), or disable ACS on the PCIe switches between them; \
-                     `mpgpu doctor` tries all pairs"
+                     `mpgpu doctor` tests all pairs"
                 );
                 for (one, other) in [(a, b), (b, a)] {
                     if let Some(primary) = gpus.devices[one].used() {
@@ -203,7 +204,7 @@ impl Checks {
 impl CheckState {
     fn try_pair(&mut self, gpus: &Gpus, a: usize, b: usize, by_kernels: bool) -> Result<Tried, BackendError> {
         if self.given_up {
-            return Err(BackendError::NotSupported("earlier copies of this kind did not finish".into()));
+            return Err(BackendError::NotSupported("earlier test copies did not finish".into()));
         }
         let _outside = OutsideCapture::enter(gpus.driver);
         // Access is enabled only between GPUs in use. The primary contexts of both GPUs are therefore retained first.
@@ -308,7 +309,7 @@ fn wait_for(gpus: &Gpus, end: &CheckEnd<'_>, until: Instant) -> Result<(), Backe
         // SAFETY: The stream belongs to this backend, which keeps it valid.
         match unsafe { (gpus.driver.cuStreamQuery)(handle(end.stream)) } {
             code::NOT_READY if Instant::now() >= until => {
-                return Err(BackendError::NotSupported(format!("its copies did not finish in {} s", PATIENCE.as_secs())));
+                return Err(BackendError::NotSupported(format!("test copies did not finish in {} s", PATIENCE.as_secs())));
             }
             code::NOT_READY => std::thread::yield_now(),
             code => return gpus.driver.check("cuStreamQuery", code),

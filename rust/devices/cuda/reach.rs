@@ -106,7 +106,9 @@ impl Core {
         }
         let reached = all >> gpu & 1 != 0;
         if !reached {
-            log::debug!("GPU {gpu} cannot reach all memory of a plan: no kernels, and copies by the GPUs that own it");
+            log::debug!(
+                "GPU {gpu} cannot access all memory of a plan: the plan uses no kernels, and the GPUs that own the memory issue the copies"
+            );
         }
         let own = self.sharing.ends_for(&self.gpus, gpu, execution.endpoints).map(|ends| (gpu, ends));
         lock(&self.reached).note(execution.endpoints, asked, all, shut_out, own).host = host;
@@ -141,7 +143,8 @@ impl Core {
             }
         }
         Err(BackendError::NotSupported(format!(
-            "no GPU may access both {src:#x} and {dst:#x}: give the GPU of one access to the pool or mapping of the other with cudaMemPoolSetAccess \
+            "no GPU may access both {src:#x} and {dst:#x}: give the GPU of either address access to the pool or mapping of the other with \
+             cudaMemPoolSetAccess \
              or cuMemSetAccess"
         )))
     }

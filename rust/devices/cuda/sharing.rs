@@ -188,7 +188,7 @@ impl Sharing {
             return Err(BackendError::NotSupported(format!("{base:#x} is not memory that CUDA IPC has mapped")));
         };
         if let Some(held) = self.locate(base) {
-            return Err(BackendError::NotSupported(format!("{base:#x} is known already, as memory of {}", held.device.in_words())));
+            return Err(BackendError::NotSupported(format!("{base:#x} was imported already, as memory of {}", held.device.in_words())));
         }
         self.has_opened.store(true, Ordering::Release);
         Ok((base, Source::Ipc(Opened { payload: opened.payload, owner, through: smallvec![(gpu, Some(base))], is_adopted: true })))

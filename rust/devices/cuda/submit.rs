@@ -108,7 +108,8 @@ impl Core {
         divided: &Arc<Divided>,
     ) -> Result<Arc<Verdict>, BackendError> {
         if execution.report == Report::Times {
-            let why = "an execution whose pageable memory threads copy cannot be timed operation by operation; set MPGPU_HOST_THREADS=0";
+            let why =
+                "an execution in which CPU threads copy pageable memory cannot be timed operation by operation; set MPGPU_HOST_THREADS=0";
             return Err(BackendError::NotSupported(why.into()));
         }
         let stream = handle(execution.stream.0);
@@ -165,7 +166,7 @@ impl Core {
     fn come_after(&self, execution: &Execution<'_>, start: &Start) -> Result<(), BackendError> {
         for completion in execution.after {
             let earlier = completion.as_any().downcast_ref::<Finished>().ok_or_else(|| {
-                BackendError::NotSupported("an execution can only come after executions of its own backend that were not captured".into())
+                BackendError::NotSupported("an execution can only wait for executions of the same backend that were not captured".into())
             })?;
             if !earlier.is_in(start.number) {
                 // SAFETY: `earlier` keeps its event valid, and the caller passes a valid stream.
@@ -179,13 +180,14 @@ impl Core {
 /// Returns an error if a graph cannot contain this execution.
 fn check_capture(execution: &Execution<'_>) -> Result<(), BackendError> {
     let why = if by_threads(execution.program) {
-        "threads copy its pageable memory, which a graph cannot do; use host memory that mpgpu has allocated, or set MPGPU_HOST_THREADS=0"
+        "CPU threads copy its pageable memory, and a graph cannot do that; use host memory that mpgpu has allocated, or set \
+         MPGPU_HOST_THREADS=0"
     } else if execution.report == Report::Times {
         "timestamps cannot be captured: time an execution outside of a capture"
     } else if !execution.after.is_empty() && execution.program.rings.is_empty() {
-        "it has to come after an execution outside of the capture, which a graph cannot wait for"
+        "it must follow an execution outside of the capture, for which a graph cannot wait"
     } else if execution.verify {
-        "comparing bytes needs memory that executions share; unset MPGPU_VERIFY=bytes"
+        "the bytes of captured executions cannot be compared; unset MPGPU_VERIFY=bytes"
     } else {
         return Ok(());
     };

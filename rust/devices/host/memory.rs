@@ -121,7 +121,7 @@ impl HostMemory {
         if let Some((base, _)) = entries.range(..=last).next_back().filter(|(base, entry)| **base + (entry.allocation.bytes - 1) >= address)
         {
             return Err(BackendError::NotSupported(format!(
-                "{address:#x} cannot be registered: what begins at {base:#x} is pinned already"
+                "{address:#x} cannot be registered: the memory at {base:#x} is pinned already"
             )));
         }
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed) | REGISTERED;
@@ -281,9 +281,10 @@ impl HostMemory {
             Pages::Registered => {
                 Err(BackendError::NotSupported(format!("{:#x} cannot be shared: {HOST_MEMORY_IS_SHARED_BY}", allocation.base)))
             }
-            Pages::Mapped(_) | Pages::Borrowed => {
-                Err(BackendError::NotSupported(format!("{:#x} is shared already; export it where it was allocated", allocation.base)))
-            }
+            Pages::Mapped(_) | Pages::Borrowed => Err(BackendError::NotSupported(format!(
+                "{:#x} was imported from another process or context; export it where it was allocated",
+                allocation.base
+            ))),
         }
     }
 

@@ -179,7 +179,7 @@ impl HostBackend {
         for completion in execution.after {
             let earlier = completion.as_any().downcast_ref::<Node<HostWork>>().ok_or_else(|| BackendError::Driver {
                 what: "submit".into(),
-                reason: "an execution can only come after executions of its own backend".into(),
+                reason: "an execution can only wait for executions of the same backend".into(),
                 code: 0,
             })?;
             earlier.precede(first);

@@ -165,9 +165,9 @@ impl Work for HostWork {
             HostWork::Claim(..) | HostWork::GiveBack(..) => "use of staging memory".into(),
             HostWork::Function(_) => "a host function".into(),
             HostWork::Run(_) => format!("operation {step} of a program"),
-            HostWork::Moment(_) => "taking the time".into(),
+            HostWork::Moment(_) => "recording a time".into(),
             HostWork::Wait(_) => "a wait for signals".into(),
-            HostWork::Raise(..) => "raising signals".into(),
+            HostWork::Raise(..) => "setting signals".into(),
         }
     }
 }

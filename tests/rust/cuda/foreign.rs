@@ -39,7 +39,7 @@ fn memory_that_another_library_has_open_is_refused_with_its_likely_owner_and_the
     let refused = backend.0.map(&shared, &allocation).expect_err("it is mapped already");
     let BackendError::NotSupported(why) = refused else { panic!("{refused:?}") };
     for part in
-        ["another library of this process, for instance UCX", "208", "keep allocations that MPI has sent", "shared between processes"]
+        ["another library of this process, for instance UCX", "208", "do not free memory that MPI has sent", "shared between processes"]
     {
         assert!(why.contains(part), "{part} is not in: {why}");
     }

@@ -120,7 +120,7 @@ fn memory_that_the_program_has_opened_is_adopted_and_left_to_it() {
     assert_eq!(backend.locate(opened).expect("an answer").expect("known").device, DeviceId::gpu(0), "as the driver says");
     assert_eq!(adopt(opened).expect("adopted"), opened);
     assert_eq!(backend.locate(opened + 9).expect("an answer").expect("known").device, GPU1);
-    assert!(adopt(opened).expect_err("twice").to_string().contains("known already, as memory of device 1"));
+    assert!(adopt(opened).expect_err("twice").to_string().contains("imported already, as memory of device 1"));
     assert!(adopt(1 << 40).expect_err("no memory").to_string().contains("is not memory that CUDA IPC has mapped"));
     put(&backend, opened);
     assert_arrived(theirs);

@@ -93,7 +93,7 @@ fn a_piece_that_the_driver_refuses_takes_the_others_back() {
     let register = || context.register_memory(memory.base, 2 * EACH as u64, false).expect_err("refused").to_string();
     for (code, word) in [
         (code::OUT_OF_MEMORY, "out of memory"),
-        (code::HOST_MEMORY_ALREADY_REGISTERED, "the program or another library has pinned it"),
+        (code::HOST_MEMORY_ALREADY_REGISTERED, "the program or another library has already pinned this memory"),
         (code::INVALID_CONTEXT, "cuMemHostRegister"),
     ] {
         node(|node| node.refusals.insert("cuMemHostRegister", code));
