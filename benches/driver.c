@@ -1,8 +1,8 @@
 /*
- * A driver whose calls return at once: libcuda.so for the benchmark of what mp_execute itself costs (overhead.rs). It
- * gives out devices, addresses and handles, and moves no byte. On request a launch walks through memory of its own, as
- * the real one does, which takes 25 us and leaves little of the caller's in the first-level cache; the time of that
- * walk is counted, so that it can be taken out.
+ * CUDA driver (libcuda.so) whose calls return immediately, for the benchmark of the cost of mp_execute (overhead.rs).
+ * It returns devices, addresses and handles, but copies no data. On request, a launch touches a block of memory: a
+ * launch of the real driver takes 25 us and evicts most of the caller's data from the first-level cache. The time of
+ * touching the memory is measured, so that the benchmark can subtract it.
  */
 #include <stdint.h>
 #include <string.h>
@@ -17,11 +17,11 @@
 
 enum { NO_BINARY_FOR_GPU = 209 };
 
-/* Contexts that are current, the bottom one none. */
+/* Stack of current contexts of this thread. The lowest entry stands for no context. */
 static _Thread_local uintptr_t stack[16];
 static _Thread_local unsigned depth;
 static uintptr_t handles = 0x10000;
-/* Bytes that a launch walks through. */
+/* Number of bytes that a launch touches. */
 static size_t walk;
 static uint64_t walked;
 static unsigned char others[1 << 20];
@@ -39,7 +39,7 @@ static uintptr_t context_of(int gpu) {
     return (uintptr_t)(gpu + 1) << 12;
 }
 
-/* For the benchmark. */
+/* Functions for the benchmark, which the real driver does not have. */
 EXPORT void driver_set_walk(size_t bytes) {
     walk = bytes < sizeof others ? bytes : sizeof others;
 }
@@ -141,7 +141,7 @@ EXPORT int cuCtxGetDevice(int *out) {
     return 0;
 }
 
-/* An address names its GPU and the allocation: 2^36 bytes each. */
+/* An address consists of the number of the GPU and that of the allocation. Each allocation has 2^36 addresses. */
 EXPORT int cuMemAlloc_v2(uint64_t *out, size_t bytes) {
     static uint64_t count;
     (void)bytes;

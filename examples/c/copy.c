@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A copy between two GPUs in plain C: plan, execute, wait. The bytes are copied from host memory and back, so that they
- * can be compared. On the host backend the GPUs are virtual.
+ * Copies data between two GPUs in plain C: makes a plan, executes it and waits. The data is first copied from host
+ * memory and finally back, so that it can be compared. On the host backend the GPUs are virtual.
  */
 #include <mpgpu/mpgpu.h>
 
@@ -12,7 +12,7 @@
 
 #define BYTES ((uint64_t)64 << 20)
 
-/* Every call returns a status. The text of the last error names the wrong value and the remedy. */
+/* Checks the status of a call. The text of the last error contains the wrong value and the remedy. */
 static void check(mp_status_t status, const char *call) {
     if (status != MP_SUCCESS) {
         fprintf(stderr, "copy: %s: %s: %s\n", call, mp_status_string(status), mp_last_error());
@@ -21,7 +21,8 @@ static void check(mp_status_t status, const char *call) {
 }
 #define CHECK(call) check((call), #call)
 
-/* The essential lines: one transfer, or all transfers of a step, planned together and executed in stream order. */
+/* Plans one or several transfers together, executes the plan in stream order and waits. All programs need these calls.
+ */
 static void copy(mp_context_t context, const mp_transfer_t *transfers, size_t count) {
     const mp_stream_t default_stream = NULL;
     mp_plan_t plan;
@@ -37,7 +38,7 @@ static void print_plan(mp_context_t context, const mp_transfer_t *transfers, siz
     mp_plan_t plan;
     CHECK(mp_plan(context, transfers, count, NULL, &plan));
 
-    size_t length; /* determined by the first call; includes the final NUL */
+    size_t length; /* set by the first call; includes the final NUL */
     CHECK(mp_plan_describe(plan, MP_FORMAT_TEXT, NULL, 0, &length));
     char *text = malloc(length);
     if (text == NULL) {
@@ -57,7 +58,7 @@ static void print_plan(mp_context_t context, const mp_transfer_t *transfers, siz
 
 int main(void) {
     mp_context_t context;
-    CHECK(mp_context_create(NULL, &context)); /* finds the machine; the environment is read here */
+    CHECK(mp_context_create(NULL, &context)); /* reads the environment and discovers the machine */
     int32_t gpus;
     int32_t host_domains;
     CHECK(mp_context_get_info(context, NULL, &gpus, &host_domains));

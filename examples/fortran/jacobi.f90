@@ -11,7 +11,7 @@ program jacobi
 
     type :: part
         type(mpgpu_box) :: box
-        real(real8), pointer :: u(:, :, :) => null() ! including ghost cells; two arrays that alternate
+        real(real8), pointer :: u(:, :, :) => null() ! two arrays that alternate, with ghost cells
     end type part
 
     type(mpgpu_context) :: ctx
@@ -58,7 +58,7 @@ program jacobi
         old = new
         new = 3 - old
         call halo(old)%enqueue(stream)
-        call stream%synchronize() ! because the CPU computes the sweeps; a kernel in the same stream needs no wait
+        call stream%synchronize() ! the CPU computes the sweeps; a kernel in the same stream would need no wait
         do rank = 0, ranks - 1
             call sweep(parts(rank)%box, parts(rank)%u(:, :, old), parts(rank)%u(:, :, new))
         end do

@@ -53,7 +53,7 @@ program jacobi_mpi
         old = new
         new = 3 - old
         call halo(old)%enqueue(stream)
-        call stream%synchronize() ! because the CPU computes the sweeps
+        call stream%synchronize() ! wait, because the CPU computes the sweeps
         call sweep(box, u(:, :, old), u(:, :, new))
     end do
 

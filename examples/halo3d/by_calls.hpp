@@ -52,14 +52,14 @@ class by_messages final : public exchange {
 
   private:
     messages all_;
-    std::vector<std::int32_t> senders_;   ///< for each received message, its rank within the node
-    std::vector<std::int32_t> receivers_; ///< for each sent message, its rank within the node
+    std::vector<std::int32_t> senders_;   ///< node rank of the sender of each received message
+    std::vector<std::int32_t> receivers_; ///< node rank of the receiver of each sent message
     mpgpu::memory outbox_;
     mpgpu::memory inbox_;
     mpgpu::halo::launch_function pack_;
     std::vector<mpgpu::halo::launch_function> unpack_;
     mpgpu::messenger messenger_;
-    std::vector<mpgpu::stream> streams_; ///< one for each received message
+    std::vector<mpgpu::stream> streams_; ///< stream in which each received message is unpacked
     std::vector<mpgpu::event> unpacked_;
     mpgpu::event packed_;
     /// Requests of the current and of the previous exchange, receives first. Each exchange first waits for the requests

@@ -45,7 +45,7 @@ class by_mpi final : public exchange {
         std::vector<mpgpu::halo::launch_function> unpack;
         std::vector<MPI_Request> sends;    ///< one for each message; MPI_REQUEST_NULL for messages to the rank itself
         std::vector<MPI_Request> receives; ///< one for each message; MPI_REQUEST_NULL for messages from the rank itself
-        std::vector<mpgpu::event> packed;  ///< used if the messages are packed one by one in a stream
+        std::vector<mpgpu::event> packed;  ///< end of packing each message; used if they are packed one by one
     };
     half make_half(const mpgpu::context &ctx, const mpgpu::halo::grid &g, const part &mine, space in);
     [[nodiscard]] mpgpu::halo::copier copier(const device_code &code);

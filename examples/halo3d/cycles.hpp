@@ -32,14 +32,14 @@ struct part {
     mpgpu::device where;
     space in;
     const device_code *code = nullptr;
-    const device_code *cells_by = nullptr; ///< code that sets and compares cells
+    const device_code *cells_by = nullptr; ///< device operations that set and compare the cells
     mesh cells;
     std::vector<std::shared_ptr<double>> vars;
     /// Index of the first wrong element of each variable, in device memory and then in host memory.
     mpgpu::buffer<unsigned long long> wrong;
     mpgpu::buffer<unsigned long long> wrong_on_host;
-    mpgpu::plan reset; ///< clears the numbers of wrong elements
-    mpgpu::plan fetch; ///< copies the numbers of wrong elements to host memory
+    mpgpu::plan reset; ///< resets the indices of wrong elements
+    mpgpu::plan fetch; ///< copies the indices of wrong elements to host memory
 
     [[nodiscard]] mpgpu::halo::rank_arrays arrays() const;
 };

@@ -13,7 +13,7 @@
 /// Array of one variable on one rank, with the number of the cycle. Kernels get this as an argument.
 struct variable {
     mesh where;
-    double *data; ///< in memory of `device`
+    double *data; ///< values, in memory of `device`
     int device;
     int number;
     int cycle;

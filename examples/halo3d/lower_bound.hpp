@@ -20,14 +20,14 @@
 ///
 /// All terms of this formula are measured, in seconds, bytes and bytes per second.
 struct lower_bound {
-    double pack = 0;         ///< time for the shortest message
-    double unpack = 0;       ///< time for the longest message
-    double latency = 0;      ///< one-way latency of MPI for 8 bytes
-    double share = 0;        ///< share of the messages to other ranks that go to other nodes
-    int ranks = 0;           ///< ranks that communicate on one machine
-    std::uint64_t bytes = 0; ///< size of the longest message
-    double alone = 0;        ///< rate of one pair of ranks that send to each other
-    double more = 0;         ///< increase of the total rate for each further rank
+    double pack = 0;         ///< seconds to pack the shortest message
+    double unpack = 0;       ///< seconds to unpack the longest message
+    double latency = 0;      ///< one-way latency of MPI for 8 bytes, in seconds
+    double share = 0;        ///< fraction of the messages that go to other nodes
+    int ranks = 0;           ///< number of ranks on one machine that communicate
+    std::uint64_t bytes = 0; ///< size of the longest message in bytes
+    double alone = 0;        ///< rate of a single pair of ranks, in bytes/s
+    double more = 0;         ///< increase of the total rate for each further rank, in bytes/s
 
     [[nodiscard]] double communication() const;
     [[nodiscard]] double seconds() const { return pack + communication() + unpack; }

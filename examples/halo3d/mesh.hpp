@@ -13,10 +13,10 @@
 /// Part of the mesh that one rank computes: sizes and position in each dimension. It is a kernel argument, so it has no
 /// std::array, which device code cannot index.
 struct mesh {
-    std::int64_t cells[3]; ///< of the whole mesh
-    std::int64_t first[3]; ///< position of the rank's first computed cell
-    std::int64_t own[3];   ///< cells that the rank computes
-    std::int64_t ghost[3]; ///< ghost cells at either end
+    std::int64_t cells[3]; ///< number of cells of the whole mesh
+    std::int64_t first[3]; ///< position of the rank's first computed cell in the whole mesh
+    std::int64_t own[3];   ///< number of cells that the rank computes
+    std::int64_t ghost[3]; ///< number of ghost cells at each end
     bool periodic[3];
 };
 
@@ -25,9 +25,9 @@ constexpr double untouched = -1.0;
 
 /// Cell of the mesh to which an element of a rank's arrays belongs.
 struct cell {
-    std::int64_t at[3]; ///< position in the whole mesh; across a periodic boundary, the cell of the other side
-    bool computed;      ///< true if this rank computes it: not a ghost cell
-    bool exists;        ///< true if it is in the mesh
+    std::int64_t at[3]; ///< position in the whole mesh; beyond a periodic boundary, that of the cell at the other end
+    bool computed;      ///< true if this rank computes the cell, false for a ghost cell
+    bool exists;        ///< true if the cell is in the mesh
 };
 
 HALO3D_BOTH inline std::int64_t element_count(const mesh &m) {

@@ -12,11 +12,11 @@
 /// Message in a code that exchanges ghost cells without mpgpu, like LLNL's Comb. There is one message for each of up to
 /// 26 neighbours, with cells of all variables. Two messages to the same rank are not merged.
 struct message {
-    int tag = 0;          ///< of the direction in which it is sent, 0 to 26
-    int rank = 0;         ///< peer that sends or receives it
-    mpgpu::halo::box box; ///< its cells, as indices of an array
+    int tag = 0;          ///< number of the direction in which the message is sent, 0 to 26
+    int rank = 0;         ///< rank that receives or sends the message
+    mpgpu::halo::box box; ///< cells in the message, as indices of the rank's arrays
     std::uint64_t bytes = 0;
-    std::uint64_t offset = 0; ///< in the rank's outbox or inbox
+    std::uint64_t offset = 0; ///< offset in the rank's outbox or inbox, in bytes
 };
 
 struct messages {

@@ -64,11 +64,11 @@ struct peer_copies::state {
     lanes how;
     std::byte *outbox = nullptr;
     std::byte *inbox = nullptr;
-    events packed{};                  ///< used if each message has its own stream
-    events sent{};                    ///< recorded after the copy of each sent message
-    events arrived{};                 ///< events of the senders of received messages, opened
-    std::vector<cudaStream_t> own;    ///< one for each sent message, or none
-    std::map<int, std::byte *> there; ///< inboxes of other ranks, opened
+    events packed{};                  ///< end of packing; used if each message has its own stream
+    events sent{};                    ///< events that are recorded after the copy of each sent message
+    events arrived{};                 ///< opened events of the senders of received messages
+    std::vector<cudaStream_t> own;    ///< one stream for each sent message, or no streams
+    std::map<int, std::byte *> there; ///< opened inboxes of other ranks, by rank
     /// Destination of a message: a device, and an address in each of the two halves.
     struct target {
         int device;

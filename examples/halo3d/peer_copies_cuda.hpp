@@ -22,7 +22,7 @@ class peer_copies {
 
     /// Handles by which other ranks open a rank's memory and events, as plain bytes.
     struct offer {
-        std::array<unsigned char, 64> inbox; ///< cudaIpcMemHandle_t
+        std::array<unsigned char, 64> inbox; ///< handle of the inbox (cudaIpcMemHandle_t)
         /// Handles (cudaIpcEventHandle_t), by half and tag, of the events that are recorded after the copy of a
         /// message.
         std::array<std::array<std::array<unsigned char, 64>, tags>, 2> arrived;

@@ -17,8 +17,8 @@ constexpr std::array<const char *, 4> space_names = {"device", "pinned", "pageab
 /// Method of packing and unpacking. Comb calls these methods seq, omp, cuda, cuda with message_group_pack_fusing, and
 /// cuda_graph.
 enum class packing {
-    serial,  ///< the calling thread, message by message
-    threads, ///< CPU threads, message by message
+    serial,  ///< the calling thread, one message after the other
+    threads, ///< several CPU threads, one message after the other
     each,    ///< a kernel for each message
     fused,   ///< one kernel for all messages
     graph    ///< one launch of a CUDA graph, in which each message has a kernel

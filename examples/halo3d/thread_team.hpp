@@ -87,7 +87,7 @@ class thread_team {
     const std::function<void(std::size_t)> *task_ = nullptr;
     std::size_t count_ = 0;
     std::atomic<std::size_t> next_ = 0;
-    std::size_t at_work_ = 0; ///< other threads that have not finished this round
+    std::size_t at_work_ = 0; ///< number of other threads that have not finished the current tasks
     std::uint64_t round_ = 0;
     bool is_over_ = false;
     std::vector<std::thread> others_;

@@ -7,13 +7,13 @@
 /// Command-line options, with the same flags as NVIDIA's multi-gpu-programming-models. The defaults are small enough
 /// for a laptop.
 struct options {
-    int niter = 200;        ///< iterations at most
-    int nccheck = 100;      ///< iterations from one check for convergence to the next
-    int nx = 2048;          ///< points in x, the contiguous direction
-    int ny = 2048;          ///< points in y, divided among the devices
-    int devices = 0;        ///< devices to use; 0: all
+    int niter = 200;        ///< maximum number of iterations
+    int nccheck = 100;      ///< number of iterations between two checks for convergence
+    int nx = 2048;          ///< number of points in x, along which rows are contiguous
+    int ny = 2048;          ///< number of points in y, divided among the devices
+    int devices = 0;        ///< number of devices to use; 0: all
     std::string topology;   ///< preset or file; empty: this machine
-    bool csv = false;       ///< one line of comma separated values, nothing else
+    bool csv = false;       ///< print only one line of comma-separated values
     bool plan = false;      ///< print the plan of the halo exchange and stop
     bool plain = false;     ///< also exchange halos by plain copies and events, and compare
     bool gpu_aware = false; ///< jacobi_mpi: assume that MPI supports GPU pointers, whatever it reports

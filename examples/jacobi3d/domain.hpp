@@ -14,9 +14,9 @@
 /// Cuboid part of the domain, with one layer of ghost cells on each side. It is a kernel argument, so it has no
 /// std::array, which device code cannot index.
 struct block {
-    std::int64_t domain[3]; ///< cells of the whole domain
-    std::int64_t first[3];  ///< position of the first cell that is computed here
-    std::int64_t cells[3];  ///< number of cells computed here
+    std::int64_t domain[3]; ///< number of cells of the whole domain
+    std::int64_t first[3];  ///< position of the block's first cell in the whole domain
+    std::int64_t cells[3];  ///< number of cells of the block
 };
 
 /// Number of faces of a block. Faces are numbered in the order lower x, upper x, lower y, upper y, lower z, upper z.
@@ -100,7 +100,7 @@ JACOBI3D_BOTH inline double relaxed(double x_lower, double x_upper, double y_low
 /// blocks.
 struct division {
     std::array<std::int64_t, 3> domain;
-    std::array<int, 3> blocks; ///< in each dimension
+    std::array<int, 3> blocks; ///< number of blocks in each dimension
 
     [[nodiscard]] int count() const { return blocks[0] * blocks[1] * blocks[2]; }
     /// Returns the block with this number. Consecutive numbers are adjacent along x.

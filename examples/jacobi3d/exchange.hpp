@@ -21,8 +21,8 @@ struct part {
     block where;
     int number;
     mpgpu::stream stream;
-    std::array<mpgpu::buffer<double>, 2> values; ///< old and new values, alternating
-    std::size_t now = 0;                         ///< index of the old values
+    std::array<mpgpu::buffer<double>, 2> values; ///< two arrays that alternate as old and new values
+    std::size_t now = 0;                         ///< index of the array with the old values
     mpgpu::buffer<double> sent;                  ///< cells of all faces with neighbours, one face after the other
     mpgpu::buffer<double> received;              ///< cells received for the same faces
 };
@@ -30,7 +30,7 @@ struct part {
 /// Range of cells that a face occupies in `sent` and in `received` of its part.
 struct face_place {
     std::size_t first;
-    std::size_t cells; ///< 0: no neighbour
+    std::size_t cells; ///< number of cells; 0 if the face has no neighbour
 };
 std::array<face_place, faces> places_of(const block &b);
 
@@ -46,7 +46,7 @@ struct face_messages {
 
     const mpgpu::messenger &messenger;
     const division &whole;
-    int blocks_each; ///< blocks of each rank
+    int blocks_each; ///< number of blocks of each rank
 
     /// Sends or receives a face, after earlier work in the part's stream. The host or a stream may wait for the
     /// returned request.

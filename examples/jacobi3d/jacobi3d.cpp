@@ -55,7 +55,7 @@ class team {
     const int rank;
     const int ranks;
     const mpgpu::messenger messenger;
-    const mpgpu::stream stream; ///< used for nothing else
+    const mpgpu::stream stream; ///< stream of the messages of this class
 
     /// Returns the maximum of `own` over all processes. Must be called by all of them, and acts as a barrier.
     double largest(double own) {

@@ -9,15 +9,15 @@
 
 /// Command-line options. Three numbers, x first, are joined by `_`.
 struct options {
-    std::array<std::int64_t, 3> domain = {96, 96, 96}; ///< cells of the domain; with `weak` of one rank
-    std::vector<int> ranks; ///< numbers of processes, one problem after the other; default: 2
-    int blocks = 1;         ///< blocks of each process
-    bool weak = false;      ///< the domain grows with the number of ranks
-    int iterations = 20;    ///< iterations per round
-    int rounds = 7;         ///< rounds whose median is printed
-    int check = 5;          ///< iterations before the comparison with one block on the CPU
-    bool staged = true;     ///< faces go through host memory
-    bool direct = true;     ///< faces are sent from device memory
+    std::array<std::int64_t, 3> domain = {96, 96, 96}; ///< number of cells of the domain; with `weak`, for one rank
+    std::vector<int> ranks;                            ///< numbers of processes, one run for each; default: 2
+    int blocks = 1;                                    ///< number of blocks of each process
+    bool weak = false;      ///< true if the domain grows with the number of ranks (weak scaling)
+    int iterations = 20;    ///< number of iterations in a round
+    int rounds = 7;         ///< number of rounds, whose median is printed
+    int check = 5;          ///< number of iterations before the comparison with the CPU
+    bool staged = true;     ///< run the exchange that stages faces in host memory
+    bool direct = true;     ///< run the exchange that sends faces from device memory
     bool gpu_aware = false; ///< assume that MPI supports GPU pointers, whatever it reports
     std::string topology;   ///< preset or file; empty: this machine
     bool help = false;

@@ -160,9 +160,9 @@ class by_peer_copies final : public exchange {
     cudaEvent_t swept_ = nullptr;
     ways<cudaStream_t> lanes_{};
     both<ways<cudaEvent_t>> sent_{};
-    both<ways<cudaEvent_t>> arrived_{}; ///< by the direction of the sender
+    both<ways<cudaEvent_t>> arrived_{}; ///< events of received rows, by the direction in which they are sent
     both<ways<float *>> targets_{};
-    both<std::map<int, void *>> opened_; ///< by rank
+    both<std::map<int, void *>> opened_; ///< opened arrays of other ranks, by rank
     ways<MPI_Request> tell_{MPI_REQUEST_NULL, MPI_REQUEST_NULL};
     ways<MPI_Request> listen_{MPI_REQUEST_NULL, MPI_REQUEST_NULL};
     std::size_t parity_ = 0;

@@ -19,8 +19,8 @@ struct rank_rows {
     std::array<int, 2> neighbours;
     /// The two arrays, which alternate as old and new values.
     std::array<float *, 2> arrays;
-    std::size_t width; ///< elements per row
-    int rows;          ///< computed rows of this rank
+    std::size_t width; ///< number of elements in a row
+    int rows;          ///< number of rows that this rank computes
     const mpgpu::stream *sweeps;
     int device;
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Two-dimensional Jacobi relaxation with the rows divided among the devices of one node: CuPy on GPUs, NumPy on virtual devices.
+"""Two-dimensional Jacobi relaxation. The rows are divided among the devices of one node. Uses CuPy on GPUs, NumPy on virtual devices.
 
 python halo.py [ROWS COLUMNS STEPS]     # MPGPU_BACKEND=host for virtual devices on a machine with GPUs
 """
@@ -12,7 +12,7 @@ import numpy
 
 
 def arrays(xp, device, rows, columns):
-    """Returns two arrays on a device, with one neighbour row above and below; the left edge is 1."""
+    """Returns two arrays on a device, each with a ghost row above and below. The left edge is 1."""
     if xp is numpy:
         pair = [mpgpu.empty((rows + 2, columns), "float64", device).numpy() for _ in range(2)]
     else:
@@ -28,7 +28,7 @@ def step(old, new):
 
 
 def halo(parts):
-    """Plans all copies of a step together: each part receives its neighbours' rows."""
+    """Returns one plan for all copies of a time step, in which each part receives the edge rows of its neighbours."""
     pairs = [(lower[:1], upper[-2:-1]) for upper, lower in zip(parts, parts[1:])]
     pairs += [(upper[-1:], lower[1:2]) for upper, lower in zip(parts, parts[1:])]
     return mpgpu.Plan(pairs)

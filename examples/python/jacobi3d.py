@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Three-dimensional Jacobi relaxation with several processes, one GPU each, that exchange faces through channels.
+"""Three-dimensional Jacobi relaxation by several processes with one GPU each, which exchange faces through channels.
 
 python jacobi3d.py [X Y Z] [--ranks 1,2,4] [--blocks 2] [--weak]     # starts the processes
 mpirun -n 4 python jacobi3d.py [X Y Z] [...]                         # with mpi4py
@@ -32,18 +32,18 @@ NEIGHBOURS = tuple((axis, side) for axis in range(3) for side in (-1, 1))
 
 
 def layer(axis, index):
-    """Returns the index of one layer of an array with ghost cells, without its edges."""
+    """Returns the slices that select one layer of an array with ghost cells, without the edges of the layer."""
     return tuple(index if each == axis else slice(1, -1) for each in range(3))
 
 
 def sweep(old, new):
-    """Adds the same operands in the same order as on the CPU and in C++, so that results are bitwise equal."""
+    """Computes one iteration. Adds the operands in the same order as the CPU and the C++ example, so that results are bitwise equal."""
     z, y, x = ((old[layer(axis, slice(0, -2))], old[layer(axis, slice(2, None))]) for axis in range(3))
     new[INNER] = (((x[0] + x[1]) + (y[0] + y[1])) + (z[0] + z[1])) * (1 / 6)
 
 
 class Arrays:
-    """Arrays on a GPU with torch or CuPy, or on a virtual device with NumPy."""
+    """Creates and copies arrays: on a GPU with torch or CuPy, or on a virtual device with NumPy."""
 
     def __init__(self, context, rank):
         self.context, self.device, self.xp = context, rank % context.gpus, numpy
@@ -81,7 +81,7 @@ class Arrays:
 
 
 def divide(domain, count):
-    """Returns the number of blocks in each dimension that gives the smallest surface."""
+    """Returns the numbers of blocks in each dimension for which the total surface of the blocks is smallest."""
     ways = [way for way in itertools.product(range(1, count + 1), repeat=3) if way[0] * way[1] * way[2] == count]
     ways = [way for way in ways if all(blocks <= cells for blocks, cells in zip(way, domain))]
     if not ways:
@@ -97,7 +97,7 @@ def divide(domain, count):
 
 
 class Block:
-    """A cuboid of the domain: two arrays with ghost cells, and a channel for each direction of each face."""
+    """Cuboid part of the domain: two arrays with ghost cells, and for each face a channel to send and one to receive."""
 
     def __init__(self, arrays, field, place, blocks):
         self.place, self.arrays = place, arrays
@@ -117,7 +117,7 @@ class Block:
             arrays.upload(array, start)
 
     def connect(self, channels):
-        """Stores the channels for each face: one to send and one to receive."""
+        """Stores the two channels of each face: one to send and one to receive."""
         self.out = {face: channels[self.place, face] for face in self.sends}
         beyond = {(axis, side): tuple(at + side * (each == axis) for each, at in enumerate(self.place)) for axis, side in self.sends}
         self.into = {(axis, side): channels[beyond[axis, side], (axis, -side)] for axis, side in self.receives}
@@ -150,7 +150,7 @@ class Block:
 
 
 class Team:
-    """Ranks that compute one domain, and their communication other than faces."""
+    """Communication of the ranks that compute one domain, other than the exchange of faces."""
 
     def __init__(self, node):
         self.rank, self.ranks, self.messenger = node.rank, node.ranks, mpgpu.Messenger(node)
@@ -158,7 +158,7 @@ class Team:
         self.channels = [mpgpu.Channel(self.messenger, rank) for rank in everyone]
 
     def largest(self, own):
-        """Returns the maximum of the values of all ranks, on all ranks. Also a barrier."""
+        """Returns the maximum of `own` over all ranks. Must be called by all ranks, and acts as a barrier."""
         value = numpy.array([own], dtype="float64")
         if self.rank:
             self.channels[0].send(value).synchronize()
@@ -174,7 +174,7 @@ class Team:
 
 
 class Solver:
-    """One form of the exchange, with its own blocks."""
+    """State of the computation with one form of exchange, with its own blocks."""
 
     def __init__(self, name, arrays, team, field, blocks, blocks_each):
         self.name, self.team, self.arrays, self.readings = name, team, arrays, ([], [])
@@ -213,7 +213,7 @@ class Solver:
 
 
 def relax(node, options):
-    """Main function of one rank. Returns True if every cell is correct."""
+    """Runs the example on one rank. Returns True if every cell is correct."""
     arrays, team = Arrays(node.context, node.rank), Team(node)
     domain = list(options.domain)
     factors, rest = [], node.ranks if options.weak else 1
@@ -259,7 +259,7 @@ def header():
 
 
 def rank_process(rank, ranks, gpus, folder, options):
-    """Main function of a process that this program starts, with one visible GPU."""
+    """Runs one rank in a process that this program has started, with one visible GPU."""
     if gpus:
         names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = names[rank % gpus] if names[0] else str(rank % gpus)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Copies the tensors of a model from pinned host memory to one GPU through the PCIe links of all GPUs with one plan; compares with torch.
+"""Copies the tensors of a model from pinned host memory to one GPU over the PCIe links of all GPUs, by one plan. Compares with torch.
 
 python load_weights.py [--mebibytes 2048] [--layers 32] [--repeat 10]
 

@@ -12,10 +12,10 @@ namespace {
 /// matrix.
 struct equations {
     std::size_t rows;
-    std::size_t width; ///< coefficients per row
+    std::size_t width; ///< number of coefficients per row
     std::vector<float> beside;
-    std::vector<float> right;   ///< the right-hand side
-    std::vector<float> inverse; ///< reciprocal of the diagonal element
+    std::vector<float> right;   ///< right-hand side of each equation
+    std::vector<float> inverse; ///< reciprocal of the diagonal element of each row
 };
 
 float small(std::size_t row, std::size_t at) { // returns a value in (-1, 1)

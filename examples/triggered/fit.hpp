@@ -90,7 +90,7 @@ class normal_equations {
     }
 
   private:
-    float a_[factor_size][factor_size]{}; ///< below the diagonal and on it
+    float a_[factor_size][factor_size]{}; ///< matrix; only the diagonal and the elements below are used
     float b_[factor_size]{};
 };
 

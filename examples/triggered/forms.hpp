@@ -18,16 +18,16 @@
 /// Method of moving a kernel's output to its destinations.
 struct form {
     enum class way {
-        alone,  ///< not moved: the limit in which transfers cost nothing; received data is wrong
-        told,   ///< not moved, but the kernel reports what is ready: the cost of reporting
+        alone,  ///< no copies, so received data is wrong: the limit in which transfers cost nothing
+        told,   ///< no copies, but the kernel reports what is ready: shows the cost of reporting
         copies, ///< plain copies after the kernel
-        plan,   ///< a plan after the kernel
-        agent   ///< in partitions, while the kernel runs
+        plan,   ///< mpgpu plan after the kernel
+        agent   ///< copies in partitions while the kernel runs
     };
     way how = way::alone;
     std::string name;
     mpgpu::partitioning partitions{}; ///< partitions and the agent that moves them
-    std::string tuned{};              ///< file with the results of trials that determine the partitions
+    std::string tuned{};              ///< file with results of trials that determine the partitions
 };
 
 /// Function that enqueues the kernel whose output must be moved.
@@ -40,7 +40,7 @@ std::vector<form> all_forms(const options &opt);
 /// Computation on several GPUs in time steps, with the transfers of each time step.
 struct application {
     int gpus = 1;
-    int steps = 1; ///< back to back
+    int steps = 1; ///< number of time steps, which run back to back
     /// Returns the transfers of a GPU's output in time steps with this parity.
     std::function<std::vector<mpgpu::transfer>(int gpu, int parity)> sends;
     /// Enqueues the kernel of a GPU for a time step. The `i`-th entry of `out` belongs to the `i`-th transfer of
@@ -64,7 +64,7 @@ struct machine {
     mpgpu::context ctx;
     const device_code &code;
     mpgpu::node node;
-    int gpus; ///< GPUs to use
+    int gpus; ///< number of GPUs to use
 
     /// Throws `std::invalid_argument` if the machine has too few GPUs.
     explicit machine(const options &opt);
@@ -74,7 +74,7 @@ struct machine {
 /// Location of data that all GPUs read.
 enum class placement {
     each,   ///< a copy on each GPU
-    unified ///< one copy in unified memory, with hints; nothing is moved
+    unified ///< one copy in unified memory, with hints; no transfers
 };
 
 using shared_memory = std::unique_ptr<void, void (*)(void *)>;
@@ -100,9 +100,9 @@ class mover {
 
   private:
     const machine &machine_;
-    std::vector<mpgpu::transfer> copies_; ///< copies for plain calls
+    std::vector<mpgpu::transfer> copies_; ///< transfers that are made by plain copies
     std::optional<mpgpu::plan> plan_;
-    bool is_armed_ = false; ///< armed before each step
+    bool is_armed_ = false; ///< true if the plan is armed before each time step
     outputs out_;
 };
 
@@ -122,8 +122,8 @@ class run {
   private:
     struct part {
         mpgpu::stream stream;
-        mpgpu::event done;         ///< end of the last step
-        std::vector<mover> movers; ///< for both parities
+        mpgpu::event done;         ///< end of the last time step
+        std::vector<mover> movers; ///< one for even and one for odd time steps
         std::vector<int> senders;  ///< GPUs that send to this one
     };
     const application &app_;

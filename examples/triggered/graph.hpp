@@ -12,7 +12,7 @@
 
 /// Directed graph, which stores the incoming edges of each vertex.
 struct graph {
-    std::vector<std::uint64_t> offsets; ///< index of each vertex's first edge in `sources`; one more than vertices
+    std::vector<std::uint64_t> offsets; ///< index in `sources` of each vertex's first edge, and the number of edges
     std::vector<std::uint32_t> sources;
     std::vector<std::uint32_t> outgoing; ///< number of edges from each vertex
     [[nodiscard]] std::size_t vertices() const { return outgoing.size(); }

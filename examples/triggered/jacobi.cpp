@@ -17,10 +17,10 @@ constexpr float poison = -1e30F;
 
 /// Rows that one GPU computes, between two halo rows.
 struct part {
-    std::size_t first; ///< row of the domain that is row 1 here
+    std::size_t first; ///< row of the domain that is row 1 of this part
     std::size_t rows;
-    std::array<mpgpu::buffer<float>, 2> a; ///< before and after a sweep, alternating; empty in unified memory
-    std::array<float *, 2> data;           ///< addresses of the arrays, or of the first halo row in unified memory
+    std::array<mpgpu::buffer<float>, 2> a; ///< two arrays that alternate; empty with unified memory
+    std::array<float *, 2> data;           ///< addresses of the arrays, or of the first halo row with unified memory
     [[nodiscard]] mpgpu::device_span<float> row(int parity, std::size_t index, std::size_t nx) {
         return a.at(static_cast<std::size_t>(parity)).subspan(index * nx, nx);
     }
@@ -32,10 +32,10 @@ struct whole {
     std::size_t nx;
     std::size_t ny;
     int steps;
-    mpgpu::buffer<float> first;    ///< before the first sweep
+    mpgpu::buffer<float> first;    ///< values before the first sweep
     mpgpu::buffer<float> poisoned; ///< initial values that make stale results of an earlier form detectable
-    mpgpu::buffer<float> seen;     ///< copy of a GPU's array
-    std::vector<float> expected;   ///< after the last sweep
+    mpgpu::buffer<float> seen;     ///< host buffer for a copy of a GPU's array
+    std::vector<float> expected;   ///< expected values after the last sweep
 };
 
 /// Domain that is divided among one or more GPUs.
@@ -175,7 +175,7 @@ class domain {
     whole &values_;
     std::size_t nx_;
     mpgpu::buffer<float> to_host_;
-    std::vector<shared_memory> shared_; ///< the whole domain before and after a sweep, alternating
+    std::vector<shared_memory> shared_; ///< two arrays of the whole domain, which alternate
     std::vector<part> parts_;
     application app_;
 };

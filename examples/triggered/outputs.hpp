@@ -13,7 +13,7 @@ constexpr unsigned most_receivers = 7;
 /// memory. All forms use the same kernel, because the compiler would allocate registers and schedule the arithmetic
 /// differently in another kernel.
 struct outputs {
-    unsigned count = 0; ///< transfers that move in partitions
+    unsigned count = 0; ///< number of transfers in partitions
     std::array<mp_trigger_t, most_receivers> to{};
 };
 

@@ -18,9 +18,9 @@ namespace {
 /// and the second kernel reads its input from there.
 struct places {
     mpgpu::device first = mpgpu::device::gpu(0);
-    mpgpu::device second; ///< destination of the first
-    int second_gpu;       ///< GPU of the second kernel
-    mpgpu::device third;  ///< destination of the second
+    mpgpu::device second; ///< device that receives the output of the first kernel
+    int second_gpu;       ///< GPU on which the second kernel runs
+    mpgpu::device third;  ///< device that receives the output of the second kernel
 };
 
 places places_of(const machine &m) {
@@ -150,10 +150,10 @@ class piped {
 
     task &t_;
     bool early_;
-    std::array<mpgpu::stream, 2> streams_; ///< of the first and the second kernel
-    mpgpu::event begun_;                   ///< the first transfer is armed
-    mpgpu::event sent_;                    ///< the first transfer has ended
-    mpgpu::event consumed_;                ///< the step has ended
+    std::array<mpgpu::stream, 2> streams_; ///< streams of the first and the second kernel
+    mpgpu::event begun_;                   ///< recorded when the first transfer is armed
+    mpgpu::event sent_;                    ///< recorded after the first transfer
+    mpgpu::event consumed_;                ///< recorded at the end of a time step
     mover first_;
     mover second_;
     mpgpu::buffer<std::uint64_t> arrived_;

@@ -22,15 +22,15 @@ template <class Value> struct on_devices {
     std::function<void(const mpgpu::stream &stream, int gpu, const Value *x, Value *x_new, int step,
                        const outputs &out)>
         launch;
-    std::function<void()> reset;             ///< called before the first step; may be empty
-    std::function<bool(int step)> has_ended; ///< see `application`; may be empty
+    std::function<void()> reset;             ///< called before the first time step; may be empty
+    std::function<bool(int step)> has_ended; ///< see `application::has_ended`; may be empty
 };
 
 template <class Value> struct problem {
-    std::vector<Value> first;                ///< values before the first step
-    std::array<std::vector<Value>, 2> after; ///< CPU results of the last step, and of the one before if it matters
+    std::vector<Value> first;                ///< values before the first time step
+    std::array<std::vector<Value>, 2> after; ///< CPU results of the last time step, and of the one before if needed
     int steps = 1;
-    int check = 0; ///< see `application`
+    int check = 0; ///< see `application::check`
     /// Copies to the GPUs the data that they need, according to `shares`, and returns their kernels.
     std::function<on_devices<Value>(const std::vector<share> &shares)> prepare;
 };
@@ -164,9 +164,9 @@ template <class Value> class replicated {
     mpgpu::buffer<Value> seen_;
     mpgpu::buffer<Value> to_host_;
     std::vector<share> shares_;
-    std::vector<mpgpu::buffer<Value>> own_; ///< of all GPUs, first those that even steps read
+    std::vector<mpgpu::buffer<Value>> own_; ///< vectors of all GPUs; even time steps read the first half
     std::vector<shared_memory> shared_;
-    std::array<std::vector<Value *>, 2> x_; ///< for each GPU, before and after a step, alternating
+    std::array<std::vector<Value *>, 2> x_; ///< addresses of the two vectors of each GPU, which alternate
     on_devices<Value> work_;
     application app_;
 };

@@ -29,7 +29,7 @@ constexpr unsigned making_blocks = 8192;
 struct making {
     word *out;
     std::size_t words;
-    word step; ///< differs from step to step
+    word step; ///< number of the time step, on which the result depends
     unsigned work;
 };
 
@@ -38,18 +38,18 @@ struct consuming {
     word *out;
     std::size_t words;
     unsigned work;
-    bool early;              ///< true to process data as it arrives; false if all of it has arrived before
-    bool shares;             ///< true if the kernel that it waits for needs this GPU too
-    mp_trigger_t in_trigger; ///< trigger of `in`
-    std::uint64_t *arrived;  ///< on the GPU: number of partitions that have arrived in all steps together
-    std::uint64_t before;    ///< number of partitions in earlier steps
+    bool early;              ///< true to process partitions as they arrive, false if all have arrived before
+    bool shares;             ///< true if the kernel that produces the input runs on the same GPU
+    mp_trigger_t in_trigger; ///< trigger of the transfer that writes `in`
+    std::uint64_t *arrived;  ///< number of partitions that have arrived in all time steps, in GPU memory
+    std::uint64_t before;    ///< number of partitions in earlier time steps
 };
 /// @}
 
 /// @name Jacobi: rows 1 to `rows` of `rows + 2`, of which the first and the last are halo rows.
 /// @{
-constexpr std::size_t edge_columns = 1024; ///< columns per block in a row that is sent
-constexpr std::size_t inner_rows = 8;      ///< rows that a thread processes downwards
+constexpr std::size_t edge_columns = 1024; ///< columns that one block computes in a row that is sent
+constexpr std::size_t inner_rows = 8;      ///< rows that a thread computes from top to bottom
 
 TRIGGERED_BOTH std::size_t edge_pieces(std::size_t nx) {
     return (nx + edge_columns - 1) / edge_columns;
@@ -62,30 +62,30 @@ struct sweeping {
     const float *a;
     float *a_new;
     std::size_t nx;
-    std::size_t rows; ///< 2 or more
-    unsigned up;      ///< transfer that sends row 1; `most_receivers`: none
-    unsigned down;    ///< transfer that sends the last row
+    std::size_t rows; ///< number of rows of this GPU, 2 or more
+    unsigned up;      ///< number of the transfer that sends row 1; `most_receivers`: none
+    unsigned down;    ///< number of the transfer that sends the last row
 };
 /// @}
 
 /// @name Graphs
 /// @{
-constexpr unsigned lanes = 32;           ///< lanes of a warp, which sums up a row
-constexpr unsigned rows_per_block = 256; ///< vertices per block
+constexpr unsigned lanes = 32;           ///< threads of a warp, which adds up a row
+constexpr unsigned rows_per_block = 256; ///< vertices (rows) that one thread block computes
 
 /// Vertices that one GPU computes, with their incoming edges.
 struct graph_part {
-    const std::uint64_t *offsets; ///< index of each vertex's first edge in `sources`; one more than vertices
+    const std::uint64_t *offsets; ///< index in `sources` of each vertex's first edge, and the number of edges
     const std::uint32_t *sources;
-    std::size_t first; ///< first vertex
-    std::size_t rows;  ///< number of vertices
+    std::size_t first; ///< number of the first vertex of this GPU
+    std::size_t rows;  ///< number of vertices of this GPU
 };
 
 struct ranking {
     graph_part part;
     const float *x;
     float *x_new;
-    const float *weight; ///< for each row the reciprocal of its number of edges, 0 if it has none
+    const float *weight; ///< reciprocal of each vertex's number of outgoing edges, 0 if it has none
     float damping;
     float base;
 };
@@ -96,7 +96,7 @@ struct shortening {
     graph_part part;
     const std::uint32_t *x;
     std::uint32_t *x_new;
-    std::uint32_t *changed; ///< on the GPU: the last step in which a distance decreased
+    std::uint32_t *changed; ///< number of the last time step in which a distance decreased, in GPU memory
     std::uint32_t step;
 };
 
@@ -119,12 +119,12 @@ struct fitting {
 struct relaxing {
     const float *x;
     float *x_new;
-    const float *beside;  ///< coefficients, row by row
-    const float *right;   ///< right-hand side
-    const float *inverse; ///< reciprocal of the diagonal element
-    std::size_t first;    ///< first row
+    const float *beside;  ///< off-diagonal coefficients, row by row
+    const float *right;   ///< right-hand side of each equation
+    const float *inverse; ///< reciprocal of the diagonal element of each row
+    std::size_t first;    ///< number of the first row of this GPU
     std::size_t rows;
-    std::size_t all; ///< rows of all GPUs
+    std::size_t all; ///< number of rows of all GPUs together
     std::size_t width;
 };
 
@@ -148,7 +148,7 @@ constexpr unsigned region_lines = 32;
 
 struct scattering {
     std::uint32_t *out;
-    std::size_t words; ///< a multiple of the words of a region
+    std::size_t words; ///< number of words, a multiple of those of a region
     unsigned each;     ///< words that a warp stores together: 1 to 32, a power of two
     std::uint32_t step;
 };

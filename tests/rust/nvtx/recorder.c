@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* A profiler as small as can be: writes the ranges that it is shown to the file that RANGES_FILE names. Written from
- * the contract of NVTX 3 (nvtxDetail/nvtxTypes.h, nvToolsExt.h), not from the library's idea of it. */
+/* Minimal profiler: writes the NVTX ranges that it receives to the file RANGES_FILE. It is written from the definition
+ * of NVTX 3 (nvtxDetail/nvtxTypes.h, nvToolsExt.h), independently of the library's implementation. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -84,7 +84,8 @@ int InitializeInjectionNvtx2(const void *(*get_export_table)(uint32_t)) {
         return 0;
     }
     version->set(3);
-    /* As the tools do: every slot of every module may be written to, and behind the last there is NULL. */
+    /* Like real profilers, expects that every slot of every module can be written, and that NULL follows the last slot.
+     */
     static const unsigned sizes[] = {0, 16, 9, 15, 7, 16, 7};
     function **table = NULL;
     unsigned size = 0;
