@@ -7,28 +7,29 @@
 ///
 /// @code
 /// mpgpu::halo::grid grid;
-/// grid.cells = {256, 256, 256};                                     // of the whole mesh; x is contiguous
+/// grid.cells = {256, 256, 256};                                     // cells of the whole mesh; x is contiguous
 /// grid.ranks = {1, 2, 2};
 /// grid.periodic = {true, true, true};
 /// grid.ghost = {1, 1, 1};
 /// std::vector<mpgpu::halo::rank_arrays> arrays(mpgpu::halo::rank_count(grid));
 /// arrays[r] = {mpgpu::halo::array_of(density[r]), mpgpu::halo::array_of(energy[r])};
 ///
-/// mpgpu::halo::plan halo(ctx, grid, arrays);                        // once
-/// halo.exchange(stream);                                            // each time step; or overlapped with other work:
-/// halo.start(stream);  interior(stream);  halo.finish(stream);  boundary(stream);
+/// mpgpu::halo::plan halo(ctx, grid, arrays);                        // created once
+/// halo.exchange(stream);                                            // in each time step; or overlapped with other
+/// work: halo.start(stream);  interior(stream);  halo.finish(stream);  boundary(stream);
 /// @endcode
 ///
-/// The array that a rank has for each variable contains `array_extents(grid, rank)` elements including ghost cells,
-/// without padding. Elements that are adjacent in x are adjacent in memory. Each exchange copies the outermost computed
-/// cells of every neighbour into the ghost cells on that side. Cells that form few contiguous pieces are copied
-/// directly. All other cells are packed into one message per pair of ranks, which moves as one transfer and is unpacked
-/// by the receiver. The maximum number of directly copied pieces is measured when the plan is made
-/// (`options::direct_pieces`).
+/// Arrays: a rank has one array for each variable. It contains `array_extents(grid, rank)` elements including ghost
+/// cells, without padding. Elements that are adjacent in x are adjacent in memory.
 ///
-/// On the host backend, CPU loops pack and unpack in stream order. On CUDA, this is done by a kernel, which the
-/// caller's nvcc compiles: the kernel of mpgpu/halo.cuh, or the caller's own (`copier`). Without a kernel nothing is
-/// packed, and a plan that would need packing fails.
+/// Exchange: the outermost computed cells of every neighbour are copied into the ghost cells on that side. Regions that
+/// consist of few contiguous pieces are copied directly. All other regions are packed into one message per pair of
+/// ranks. The message is copied as one transfer, and the receiver unpacks it. The limit between the two methods is
+/// measured when the plan is created (`options::direct_pieces`).
+///
+/// Packing: on the host backend, CPU loops pack and unpack in stream order. On CUDA, a kernel does this, which the
+/// program compiles with nvcc: the kernel of mpgpu/halo.cuh or its own (`copier`). Without such a kernel nothing is
+/// packed, and creating a plan that requires packing fails.
 ///
 /// mpgpu/halo_mpi.hpp adds plans with one process per rank.
 ///

@@ -277,7 +277,7 @@ typedef enum {
 
 /// Details of the last failed call on a thread. Initialise with `MP_ERROR_INFO_INIT`.
 typedef struct {
-    /// `sizeof(mp_error_info_t)`.
+    /// Size of this struct, bytes. `MP_ERROR_INFO_INIT` sets it.
     size_t size;
     /// Status that the failed call returned.
     mp_status_t status;
@@ -298,7 +298,7 @@ typedef void (*mp_log_callback_t)(mp_log_level_t level, const char *target, cons
 /// uses the environment variable of the option and, if it is not set, the default. docs/reference/environment.md lists
 /// the variables.
 typedef struct {
-    /// `sizeof(mp_context_options_t)`.
+    /// Size of this struct, bytes. `MP_CONTEXT_OPTIONS_INIT` sets it.
     size_t size;
     /// Execution backend of the context.
     mp_backend_t backend;
@@ -320,7 +320,7 @@ typedef struct {
 
 /// Statistics of a context since its creation. Initialise with `MP_STATISTICS_INIT`.
 typedef struct {
-    /// `sizeof(mp_statistics_t)`.
+    /// Size of this struct, bytes. `MP_STATISTICS_INIT` sets it.
     size_t size;
     /// Number of `mp_plan` calls whose plan was found in the plan cache.
     uint64_t plan_cache_hits;
@@ -332,9 +332,9 @@ typedef struct {
     uint64_t plan_cache_entries;
     /// Number of plan executions that were enqueued.
     uint64_t executions;
-    /// Total size of the transfers of these executions, bytes.
+    /// Total size of the transfers of all enqueued executions, bytes.
     uint64_t bytes;
-    /// Number of plan cache misses for which a cached plan was reused whose transfers differ only in their addresses.
+    /// Number of plan cache misses for which the library reused a cached plan with equal transfers at other addresses.
     uint64_t plan_cache_shape_hits;
     /// Number of plan executions that were launched as one CUDA graph. All `graph_` counters are 0 on a backend without
     /// graphs.
@@ -358,7 +358,7 @@ typedef struct {
 
 /// Resources that a context holds on one device. Initialise with `MP_DEVICE_STATISTICS_INIT`.
 typedef struct {
-    /// `sizeof(mp_device_statistics_t)`.
+    /// Size of this struct, bytes. `MP_DEVICE_STATISTICS_INIT` sets it.
     size_t size;
     /// Size of the context's staging buffers on the device, bytes. 0 until a plan first stages data there.
     uint64_t staging_bytes;
@@ -398,7 +398,7 @@ typedef struct {
 /// Options for creating a plan. Initialise with `MP_PLAN_OPTIONS_INIT`. For a field that is 0 the library uses the
 /// environment variable of the option and, if it is not set, decides by its performance model.
 typedef struct {
-    /// `sizeof(mp_plan_options_t)`.
+    /// Size of this struct, bytes. `MP_PLAN_OPTIONS_INIT` sets it.
     size_t size;
     /// Mechanism by which the plan is executed.
     mp_engine_t engine;
@@ -417,9 +417,9 @@ typedef struct {
     /// of `mp_node_plan` bit `g` represents the `g`-th GPU of the node; the GPUs are counted rank by rank, in the order
     /// in which each rank lists or sees them. `MP_RELAY_NONE` allows no GPU.
     uint64_t relay_gpus;
-    /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. The variants use all
-    /// paths, all paths with half of the data on the paths with staging buffers, or only direct paths. In plans of
-    /// `mp_node_plan` this option affects only `MP_AGENT_AUTO`.
+    /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. The variants are: all
+    /// paths; all paths, but with half as much data on the indirect ones; only direct paths. In plans of `mp_node_plan`
+    /// this option affects only `MP_AGENT_AUTO`.
     mp_switch_t adapt;
     /// Number of chunks on each path through another GPU. Overrides `chunk_bytes`. The library uses more chunks if the
     /// staging limit requires it.
@@ -431,7 +431,7 @@ typedef struct {
 
 /// Properties of a plan, for `mp_plan_get_info`. Initialise with `MP_PLAN_INFO_INIT`.
 typedef struct {
-    /// `sizeof(mp_plan_info_t)`.
+    /// Size of this struct, bytes. `MP_PLAN_INFO_INIT` sets it.
     size_t size;
     /// Predicted time of one execution, seconds.
     double predicted_seconds;
@@ -471,7 +471,7 @@ typedef struct {
 /// Properties of a message, and the caller's buffer for its metadata. Initialise with `MP_MESSAGE_INFO_INIT`. To
 /// receive metadata, set `metadata` and `metadata_capacity`. The library fills the other fields.
 typedef struct {
-    /// `sizeof(mp_message_info_t)`.
+    /// Size of this struct, bytes. `MP_MESSAGE_INFO_INIT` sets it.
     size_t size;
     /// Tag of the message.
     uint64_t tag;
@@ -493,7 +493,7 @@ typedef void (*mp_request_function_t)(void *user, mp_status_t status);
 
 /// Options of `mp_context_probe`, which measures the machine. Initialise with `MP_PROBE_OPTIONS_INIT`.
 typedef struct {
-    /// `sizeof(mp_probe_options_t)`.
+    /// Size of this struct, bytes. `MP_PROBE_OPTIONS_INIT` sets it.
     size_t size;
     /// Path of the file for the result, UTF-8. Read during the call only. NULL selects a file in the user's cache
     /// directory. Contexts on the same GPUs find that file and the tuning file next to it.
@@ -530,7 +530,7 @@ typedef int (*mp_allgather_t)(void *user, const void *send, void *receive, size_
 
 /// Options of `mp_node_create`. Initialise with `MP_NODE_OPTIONS_INIT`.
 typedef struct {
-    /// `sizeof(mp_node_options_t)`.
+    /// Size of this struct, bytes. `MP_NODE_OPTIONS_INIT` sets it.
     size_t size;
     /// GPUs that this rank uses, in the numbering of its context. NULL selects all GPUs that are visible to the rank.
     /// GPUs that are visible to several ranks are then divided evenly among these ranks.
@@ -579,7 +579,7 @@ typedef struct {
 /// Options for dividing the transfers of a plan into partitions, which are copied one by one as kernels produce them.
 /// Initialise with `MP_PARTITION_OPTIONS_INIT`.
 typedef struct {
-    /// `sizeof(mp_partition_options_t)`.
+    /// Size of this struct, bytes. `MP_PARTITION_OPTIONS_INIT` sets it.
     size_t size;
     /// Number of partitions of each transfer, at most 4096. 0 lets the library choose. To use partitions of different
     /// sizes, pass several transfers.
@@ -603,7 +603,7 @@ typedef struct {
 /// `counters` is in memory of the source's device. All other addresses are in host memory that GPUs can access. All
 /// addresses are valid until the plan is destroyed.
 typedef struct {
-    /// `sizeof(mp_trigger_t)`.
+    /// Size of this struct, bytes. `MP_TRIGGER_INIT` sets it.
     size_t size;
     /// Two words for the producers of the current step (one execution of the plan). They are valid from `mp_plan_arm`
     /// to the end of the step.
@@ -624,7 +624,7 @@ typedef struct {
     uint64_t *counters;
     /// Size of the transfer, bytes.
     uint64_t bytes;
-    /// Size of each partition except the last, bytes.
+    /// Size of each partition except the last, which may be smaller, bytes.
     uint64_t partition_bytes;
     /// Number of partitions of the transfer.
     uint32_t partitions;
@@ -642,7 +642,7 @@ typedef int (*mp_produce_t)(void *user, const mp_trigger_t *triggers, size_t cou
 /// Options of `mp_node_tune_partitions`, which measures how best to divide transfers into partitions. Initialise with
 /// `MP_PARTITION_TUNING_INIT`.
 typedef struct {
-    /// `sizeof(mp_partition_tuning_t)`.
+    /// Size of this struct, bytes. `MP_PARTITION_TUNING_INIT` sets it.
     size_t size;
     /// Bit mask of the agents (`mp_agent_t`: what performs the copies) to measure, for example `1 <<
     /// MP_AGENT_COPY_ENGINE`. 0 selects only copy engines.
@@ -653,7 +653,7 @@ typedef struct {
     uint32_t agents;
     /// Number of times that each candidate is executed and timed, at most 1000. 0 selects 7.
     uint32_t rounds;
-    /// `MP_ON` if receivers are notified when each partition arrives, as in `mp_partition_options_t`.
+    /// `MP_ON` (the default) if receivers are notified when each partition arrives, as in `mp_partition_options_t`.
     mp_switch_t arrivals;
     /// Number of thread blocks of the producing kernel. The tuning file keeps the results of different numbers apart. 0
     /// if the program uses only one number.
@@ -666,7 +666,7 @@ typedef struct {
 
 /// Options of `mp_messenger_create`. All ranks pass the same options. Initialise with `MP_MESSENGER_OPTIONS_INIT`.
 typedef struct {
-    /// `sizeof(mp_messenger_options_t)`.
+    /// Size of this struct, bytes. `MP_MESSENGER_OPTIONS_INIT` sets it.
     size_t size;
     /// Maximum number of pending operations of one rank: sends and described buffers that are not yet received and,
     /// counted separately, receives and fetches that have not ended. From 1 to 65,536. Each operation takes 4 KiB of

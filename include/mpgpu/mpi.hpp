@@ -203,7 +203,7 @@ template <class T> class shared_memory {
 ///   `exchange`, `halo::plan` and `contains`. `rank_on_node` converts them to ranks of the node.
 class node : public mpgpu::node {
   public:
-    /// Constructs an empty node. Collective calls on it throw `argument_error`.
+    /// Constructs an empty node. Collective functions called on it throw `argument_error`.
     node() noexcept = default;
 
     /// Creates one node on each machine, from the ranks of `all` on that machine. Collective over `all`. The caller
@@ -222,7 +222,8 @@ class node : public mpgpu::node {
     /// `MPI_COMM_NULL`, the node determines the ranks itself. Otherwise like the first constructor.
     node(const context &ctx, MPI_Comm all, MPI_Comm local, array_view<const mpgpu::device> gpus = {})
         : node(ctx, communicators(all, local), gpus) {}
-    /// Creates the node from an existing communicator `local`, for a rank that uses one GPU.
+    /// Creates the node from an existing communicator `local`, for a rank that uses one GPU. Otherwise like the
+    /// constructor above.
     node(const context &ctx, MPI_Comm all, MPI_Comm local, mpgpu::device gpu)
         : node(ctx, all, local, array_view<const mpgpu::device>(&gpu, 1)) {}
 

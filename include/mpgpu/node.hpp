@@ -119,7 +119,7 @@ template <class Memory,
 /// Agent: the hardware that copies the partitions of a transfer as soon as they are ready, for example copy engines or
 /// the kernel that produces the data. See `mp_agent_t`.
 enum class agent : std::int32_t {
-    automatic = MP_AGENT_AUTO,          ///< the library chooses
+    automatic = MP_AGENT_AUTO,          ///< the library chooses the agent
     copy_engine = MP_AGENT_COPY_ENGINE, ///< copy engines, over all paths; they occupy no multiprocessor
     producer = MP_AGENT_PRODUCER,       ///< producing kernels store their results directly at the destination
 };

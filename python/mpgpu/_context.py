@@ -204,7 +204,7 @@ class Context(_library.Owner):
         return f"<mpgpu.Context: {self._backend} backend, {self.gpus} GPUs, {self.host_domains} host domains>"
 
     def _own_stream(self, device: int) -> Any:
-        """Returns the handle of the context's own stream on a device, for executions without another stream."""
+        """Returns the handle of the context's own stream on a device. It is used if the caller passes no stream."""
         handle = self._streams.get(device)
         if handle is None:
             with self._lock:
@@ -364,7 +364,7 @@ class Buffer(_library.Owner):
         return self._array().__dlpack__(**arguments)
 
     def _typestr(self) -> str:
-        """Returns NumPy's name of the type, or that of raw bytes of the same size if NumPy lacks the type."""
+        """Returns NumPy's short name of the element type. If NumPy lacks the type, returns the name of raw bytes of the same size."""
         return f"|V{self.itemsize}" if self.dtype in WITHOUT_NUMPY else self.dtype
 
     def _array(self) -> Any:
@@ -382,7 +382,7 @@ class Buffer(_library.Owner):
         raise BufferError("DLPack for memory of a GPU goes through CuPy or torch: import one of them, or use __cuda_array_interface__")
 
     def _tensor(self) -> Any:
-        """Returns a torch tensor, for a type that NumPy lacks."""
+        """Returns the memory as a torch tensor. Used for element types that NumPy lacks."""
         torch: Any = sys.modules.get("torch")
         dtype = getattr(torch, self.dtype, None)
         if dtype is None:
@@ -441,7 +441,7 @@ class Buffer(_library.Owner):
 
 
 class _Freed:
-    """Frees memory when nothing refers to it any more."""
+    """Callable that frees memory of mpgpu. It is called when no object refers to the memory any more."""
 
     __slots__ = ("context", "free", "keep")
 
@@ -505,7 +505,7 @@ class Registered(_library.Owner):
 
 
 def _held(pointer: Any, owner: Any) -> Any:
-    """Returns a pointer that keeps another one alive."""
+    """Returns a pointer object that keeps another object alive."""
     return ffi.gc(pointer, lambda _, owner=owner: None)
 
 

@@ -118,7 +118,7 @@ def _empty(entry: Entry, where: Any, path: str, name: str) -> Any:
 
 
 class _Contents:
-    """Bytes of a file: the mapped pages, or copies of them if the system cannot map the file."""
+    """Contents of a file as memory: the mapped pages of the file, or copies of them if the system cannot map the file."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         self._file = file
@@ -152,7 +152,7 @@ class _Contents:
 
 
 def _fill(wanted: list[tuple[Any, Entry]], contents: _Contents, context: Context | None, shown: str | None) -> None:
-    """Copies the bytes of each entry into its tensor."""
+    """Copies the data of each tensor from the file into the tensor."""
     total, done, begin = sum(entry.end - entry.begin for _, entry in wanted), 0, time.monotonic()
     for batch in _batches(wanted, contents.batch >> 2 if shown else contents.batch):
         memory, first = contents.range(batch[0][1].begin, batch[-1][1].end)
@@ -168,7 +168,7 @@ def _fill(wanted: list[tuple[Any, Entry]], contents: _Contents, context: Context
 
 
 def _batches(wanted: list[tuple[Any, Entry]], most: int) -> Iterator[list[tuple[Any, Entry]]]:
-    """Yields the tensors in groups that span at most ``most`` bytes of the file, or that consist of one tensor."""
+    """Yields the tensors in groups. Each group spans at most ``most`` bytes of the file, or consists of one tensor."""
     batch: list[tuple[Any, Entry]] = []
     for each in wanted:
         if batch and each[1].end - batch[0][1].begin > most:
@@ -181,7 +181,7 @@ def _batches(wanted: list[tuple[Any, Entry]], most: int) -> Iterator[list[tuple[
 
 @contextlib.contextmanager
 def _reading_ahead(file: int) -> Iterator[None]:
-    """Makes the system read a file ahead until the block ends. Costs no time if the file is already in memory."""
+    """Returns a context manager during which the system reads a file ahead. It takes no time if the file is already in memory."""
     ended = threading.Event()
 
     def ahead() -> None:

@@ -36,7 +36,7 @@ _now = time.perf_counter
 
 
 class _Waiting:
-    """Messages for which the tasks of one event loop wait. Only the loop holds it permanently, so it is released with the loop."""
+    """Messages for which tasks of one event loop wait. Only the loop keeps this object alive, so it is released with the loop."""
 
     __slots__ = ("__weakref__", "futures", "looks", "loop", "turn", "until")
 

@@ -117,7 +117,7 @@ def memory_of(value: Any, name: str, is_written: bool = False) -> Memory:
 
 
 def _of_array(array: Any) -> Memory | None:
-    """Takes a fifth of the time of the protocol, for arrays that are sent repeatedly. Returns ``None`` for arrays that need an error
+    """Returns the memory of an array without using its protocol, in a fifth of the time. Returns ``None`` for arrays that need an error
     message.
     """
     flags = array.flags
@@ -132,8 +132,8 @@ def _of_array(array: Any) -> Memory | None:
 
 
 def _not_contiguous(name: str, shape: Any, strides: Any, copied: str | None, assign: str = "x[...] = array") -> ArgumentError:
-    """Returns the error for memory that is not contiguous. ``copied`` is the expression for a contiguous copy to read from; ``None`` for
-    memory that is written.
+    """Returns the error for memory that is not contiguous. ``copied`` is a Python expression for a contiguous copy, to suggest in the
+    message. It is ``None`` for memory that is written.
     """
     if copied is None:
         remedy = f"write into a contiguous array and assign that to it afterwards ({assign}), or into each contiguous part"
@@ -168,7 +168,7 @@ def _of_tensor(torch: Any, tensor: Any, name: str, is_written: bool) -> Memory:
 
 
 def _in_storage(tensor: Any, span: int) -> tuple[int, Any] | None:
-    """Returns the tensor's address and its storage. ``None`` if the storage currently has less than ``span`` bytes from the address on."""
+    """Returns the tensor's address and its storage. Returns ``None`` if the storage has less than ``span`` bytes after that address."""
     try:
         address, storage, offset = tensor.data_ptr(), tensor.untyped_storage(), tensor.storage_offset()
         if span and (not address or (offset and offset * tensor.element_size()) + span > storage.nbytes()):
@@ -343,7 +343,7 @@ _numbers = itertools.count()
 
 
 def _of_buffer(value: Any, name: str, immutable: bool, is_written: bool) -> Memory | None:
-    """Returns the memory of an object with the buffer protocol; ``None`` for other objects."""
+    """Returns the memory of an object with the buffer protocol. Returns ``None`` for other objects."""
     try:
         view = memoryview(value)
     except (TypeError, BufferError, ValueError):

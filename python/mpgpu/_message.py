@@ -50,7 +50,9 @@ _METADATA = ffi.typeof(f"char[{lib.MP_MESSAGE_METADATA_BYTES}]")
 
 
 def _new_info(metadata: Any = None) -> Any:
-    """Returns the struct into which the library writes a message. The caller keeps ``metadata`` alive, which is separate memory."""
+    """Returns the C struct into which the library writes the properties of a message. ``metadata`` is separate memory, which the caller
+    keeps alive.
+    """
     info = _new(_INFO)
     info.size = _INFO_BYTES
     if metadata is not None:
@@ -161,14 +163,14 @@ class Message(Request):
             raise failure(status)
 
     def _look(self) -> None:
-        """Records the message that a receive has matched, if any."""
+        """Stores the properties of the message that a receive has matched, if it has matched."""
         info, matched = _new_info(self._metadata), _new(_INT)
         self._check_unless_ended(lib.mp_message_get_info(self._request[0], matched, info))
         if matched[0]:
             self._info = info
 
     def _set_callback(self, function: Any, user: Any) -> bool:
-        """Asks the library to call back when the message has ended. Returns true if it will."""
+        """Requests a callback from the library when the message has ended. Returns true if there will be a callback."""
         status = lib.mp_request_set_callback(self._request[0], function, user)
         self._check_unless_ended(status)
         return not status
@@ -222,8 +224,8 @@ class Receive(Message):
 def _place(
     context: Context, memory: Memory, stream: StreamLike | None, settles: bool = True
 ) -> tuple[Any, AbstractContextManager[Any] | None]:
-    """Returns the stream in which a message of this memory is posted, and the context manager to enter before. Waits for the work of the
-    memory's producer in that stream.
+    """Returns the stream in which a message is sent or received, and the context manager that must be entered before. If necessary, waits
+    for the work of the memory's producer in that stream.
     """
     if stream is None:
         current = memory.current
@@ -393,7 +395,7 @@ class Messenger(_library.Owner):
         return message
 
     def _describe(self, x: Array, stream: StreamLike | None) -> tuple[bytes, int, Message]:
-        """Returns a descriptor with which another rank fetches x, the size of x, and the message that ends when it has been fetched."""
+        """Returns a descriptor with which another rank fetches ``x``, the size of ``x``, and a request that ends after the fetch."""
         memory = memory_of(x, "x")
         _check_owner(self._context, memory)
         handle, here = _place(self._context, memory, stream)
@@ -438,7 +440,7 @@ def _check_owner(context: Context, memory: Memory) -> None:
 
 
 def _tags(tag: int, mask: int) -> tuple[int, int]:
-    """Returns tag and mask for the library. They never match the tags of channels."""
+    """Returns the tag and the mask to pass to the library. They never match the tags of channels."""
     mask = _library.number("mask", mask, _CHANNEL - 1)
     return (0, _CHANNEL) if tag == ANY else (_library.number("tag", tag, _CHANNEL - 1), mask | _CHANNEL)
 
@@ -491,7 +493,7 @@ class Channel(_library.Owner):
 
 
 def _of_node(node: Node) -> Messenger:
-    """Returns the messenger of a node's own channels."""
+    """Returns the messenger that the channels of a node use. Creates it at the first call."""
     with node._lock:
         made: Messenger | None = node._messenger
         if made is None:
@@ -516,7 +518,9 @@ _ends_with_child = False
 
 
 def _end_with_child() -> None:
-    """Makes a child of multiprocessing by fork or forkserver destroy its messengers, because it exits without atexit."""
+    """Makes a child process of multiprocessing destroy its messengers when it exits. Such a child (fork or forkserver) does not run atexit
+    functions.
+    """
     global _ends_with_child
     multiprocessing: Any = sys.modules.get("multiprocessing")
     util: Any = sys.modules.get("multiprocessing.util")

@@ -51,7 +51,9 @@ def _named(value: Any) -> int | None:
 
 
 def _current_gpu() -> int:
-    """Returns the GPU that is current in the program's framework on this thread, or the first GPU."""
+    """Returns the GPU that is current on this thread in a framework that the program has imported. Returns the first GPU if there is no
+    such framework.
+    """
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return int(torch.cuda.current_device())
@@ -133,7 +135,9 @@ def _short(order: str, kind: str, size: int) -> str | None:
 
 
 def _of_numpy(dtype: Any) -> str | None:
-    """Returns the name of a type that only NumPy knows: ``"double"``, ``"M8[s]"``, ``"i4,f4"``. ``None`` if NumPy is not installed."""
+    """Returns the name of an element type that only NumPy knows, for example ``"double"``, ``"M8[s]"`` or ``"i4,f4"``. Returns ``None`` if
+    NumPy is not installed.
+    """
     if not isinstance(dtype, (str, type, list, dict)):
         return None
     try:

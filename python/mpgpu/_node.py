@@ -403,7 +403,7 @@ class Node(_library.Owner):
             raise
 
     def _check_sizes(self, kind: str, root: int, whole: Memory | None, into: Memory | None, each: list[int]) -> None:
-        """Rejects memory whose size differs from the bytes that move there."""
+        """Raises if the size of memory differs from the number of bytes to copy."""
         part, blocks = ("destination", "source") if kind == "scatter" else ("source", "destination")
         for what, needed, size in ((part, True, each[self.rank]), (blocks, kind == "all_gather" or self.rank == root, sum(each))):
             memory = whole if what == "source" else into
@@ -436,7 +436,7 @@ class Node(_library.Owner):
         self._check(lib.mp_node_fail(self._handle, _text(reason)))
 
     def _tell(self, error: BaseException) -> None:
-        """Notifies the other ranks, which are in a call and wait for this rank, that this rank has failed before the call."""
+        """Notifies the other ranks that this rank has failed before its collective call. They are waiting in that call."""
         lib.mp_node_fail(self._handle, _text(error))
         self._gathering.raised = None
 
@@ -453,8 +453,8 @@ class Node(_library.Owner):
 
 
 class _Gathering:
-    """Allgather function that the library calls. Has no reference to its node, so that the node is released with its last reference and not
-    by a garbage collection.
+    """Allgather function that the library calls. It has no reference to its node. The node is therefore released with its last reference,
+    without a garbage collection.
     """
 
     __slots__ = ("allgather", "raised", "ranks")
@@ -477,7 +477,7 @@ class _Gathering:
 
 
 def _text(reason: object) -> Any:
-    """Returns the reason of a rank's failure as a C string for the others."""
+    """Returns the reason of a failure as a C string, to send to the other ranks."""
     return ffi.new("char[]", (str(reason) or type(reason).__name__).encode("utf-8", "replace"))
 
 
@@ -494,7 +494,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _parts(sizes: Sequence[int] | None, memory: Memory, ranks: int, what: str) -> list[int]:
-    """Returns the size of each rank's part of memory, bytes."""
+    """Returns the size in bytes of each rank's part of the memory."""
     parts = [memory.nbytes // ranks] * ranks if sizes is None else sizes_of(sizes, ranks, what)
     if sum(parts) != memory.nbytes:
         raise ArgumentError(f"{what}={parts} for {ranks} ranks and memory of {memory.nbytes} bytes: a size for each, which add up to that")

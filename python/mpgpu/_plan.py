@@ -158,7 +158,7 @@ class Request(_library.Owner):
         return status
 
     def _question(self, done: Any) -> tuple[Any, ...]:
-        """Returns the call that checks whether it has ended, and its arguments, each in a tuple."""
+        """Returns the function that checks whether the execution has ended, and its arguments, each in a tuple."""
         return _test, (self._request,), (done,), _NO_INFO
 
     def _prepare(self) -> None:
@@ -166,7 +166,7 @@ class Request(_library.Owner):
         self._asked = ([], done, self._question(done))
 
     def _ask(self) -> bool:
-        """Checks whether the execution has ended, and keeps its error."""
+        """Checks whether the execution has ended. Stores its error."""
         if self._asked is None:
             self._prepare()
         statuses, done, call = self._asked
@@ -230,7 +230,7 @@ def _relay(gpu: Device) -> int:
 
 
 def _check_elements(index: int, dst: Any, dst_memory: Memory, src: Any, src_memory: Memory) -> None:
-    """Rejects a copy between elements of different type or shape."""
+    """Raises if source and destination of a copy have different element types or shapes."""
     if not dst_memory.nbytes or are_alike(dst, src):
         return
     into, of = elements_of(dst, dst_memory.elements), elements_of(src, src_memory.elements)
@@ -242,7 +242,7 @@ def _check_elements(index: int, dst: Any, dst_memory: Memory, src: Any, src_memo
 
 
 def _context_of(memories: Iterable[Memory], context: Context | None) -> Context:
-    """Returns the given context, otherwise that of the memory, otherwise the default one."""
+    """Returns the context to use: the given one, otherwise that of the memory, otherwise the default context."""
     for memory in memories:
         if memory.context is not None:
             if context is None:
@@ -285,8 +285,8 @@ class Plan(_library.Owner):
         min_bytes: transfer size in bytes below which a transfer uses only one path.
         staging_bytes: maximum size of the staging memory on each device, bytes.
         relay_gpus: the GPUs through which data of other GPUs may be forwarded; ``()`` for none, ``None`` for all.
-        adapt: True (the default) if executions measure variants of the plan and then use the fastest. The variants use all paths, half of
-            the staged bytes, or only direct copies.
+        adapt: True (the default) if executions measure variants of the plan and then use the fastest. The variants are: all paths; all
+            paths, but with half as much data on the indirect ones; only direct paths.
 
     Raises:
         ArgumentError: memory is not contiguous, is read-only or overlaps; sizes, types or shapes differ; or an option is invalid. The
@@ -369,7 +369,7 @@ class Plan(_library.Owner):
         self._own_plan(context, made[0], memories)
 
     def _own_plan(self, context: Context, handle: Any, memories: Sequence[Memory]) -> None:
-        """Takes ownership of a plan of the library, and finds the streams that the owners of its arrays use."""
+        """Takes ownership of a plan of the library. Determines the streams that the frameworks use for its arrays."""
         self._context = context
         self._events: list[Any] = []
         self._handle = handle
@@ -476,7 +476,9 @@ class Plan(_library.Owner):
         return int(_cast("uintptr_t", self._own))
 
     def _execute_in_all(self) -> Request:
-        """Executes after the current streams of all owners and before their later work. The lock is held, because the events are shared."""
+        """Executes the plan after earlier and before later work in the current streams of all frameworks. The caller holds the lock,
+        because the events are shared.
+        """
         context = self._context._handle
         streams = [(current, _cast(_STREAM, current.handle())) for current in self._currents]
         while len(self._events) < len(streams):

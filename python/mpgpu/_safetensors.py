@@ -111,7 +111,7 @@ def _json_of(header: bytes, path: str) -> dict[str, Any]:
 
 
 def _entries(header: dict[str, Any], first: int, path: str) -> dict[str, Entry]:
-    """Returns the header's tensors in the order of their offsets, to which ``first`` is added."""
+    """Returns the descriptions of the tensors in a header, in the order of their offsets. Adds ``first`` to the offsets."""
     entries = []
     for name, value in header.items():
         if name == "__metadata__":
@@ -141,7 +141,7 @@ def _entry(value: Any, first: int) -> Entry | None:
 
 
 def _other_format(file: BinaryIO, size: int) -> str:
-    """Returns the reason why a file does not have the format, and the remedy."""
+    """Returns the reason, with the remedy, why a file is not in the safetensors format."""
     if not size:
         return f"it is empty; {_AGAIN}"
     file.seek(0)

@@ -65,13 +65,13 @@ def _no_tree(value: Any, name: str) -> ArgumentError:
 
 
 def _check_value(value: Any, name: str) -> None:
-    """Raises for an object that is neither a tensor nor a branch and may hold tensors."""
+    """Raises if an object may contain tensors but is neither a tensor nor a dict, list or tuple."""
     if _remedy(value) is not None:
         raise _no_tree(value, name)
 
 
 def _remedy(value: Any) -> str | None:
-    """Returns the remedy for an object that may hold tensors; ``None`` for a value that holds none."""
+    """Returns the remedy for an object that may contain tensors. Returns ``None`` for a value that contains none."""
     numpy: Any = sys.modules.get("numpy")
     if value is None or isinstance(value, _VALUES) or (numpy is not None and isinstance(value, numpy.generic)):
         return None

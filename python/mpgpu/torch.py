@@ -211,7 +211,7 @@ def _carve_like(tensors: list[Any], device: int, context: Context | None) -> lis
 
 
 def _carve(wanted: list[tuple[tuple[int, ...], Any]], device: int, context: Context | None) -> list[Any]:
-    """Returns consecutive tensors in one allocation, which each of them holds."""
+    """Returns tensors that lie one after the other in one allocation. Each of them keeps the allocation alive."""
     offsets, total = [], 0
     for shape, dtype in wanted:
         offsets.append(total)

@@ -8,7 +8,7 @@ use mpgpu_contexts::Error;
 use mpgpu_core::topology::DeviceId;
 use std::sync::Arc;
 
-/// Rejects contexts of virtual devices, which cannot use memory of cudarc.
+/// Returns an error if the context has virtual devices (host backend), because they cannot use memory of cudarc.
 fn check(ctx: &Context) -> Result<(), Error> {
     if ctx.backend() == "cuda" {
         return Ok(());

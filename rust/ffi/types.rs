@@ -242,7 +242,7 @@ pub type mp_request_t = *mut mp_request;
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_context_options_t {
-    /// `sizeof(mp_context_options_t)`.
+    /// Size of this struct, bytes. `MP_CONTEXT_OPTIONS_INIT` sets it.
     pub size: usize,
     /// Execution backend of the context.
     pub backend: mp_backend_value,
@@ -267,7 +267,7 @@ pub struct mp_context_options_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_plan_options_t {
-    /// `sizeof(mp_plan_options_t)`.
+    /// Size of this struct, bytes. `MP_PLAN_OPTIONS_INIT` sets it.
     pub size: usize,
     /// Mechanism by which the plan is executed.
     pub engine: mp_engine_value,
@@ -286,9 +286,9 @@ pub struct mp_plan_options_t {
     /// of `mp_node_plan` bit `g` represents the `g`-th GPU of the node; the GPUs are counted rank by rank, in the order
     /// in which each rank lists or sees them. `MP_RELAY_NONE` allows no GPU.
     pub relay_gpus: u64,
-    /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. The variants use all
-    /// paths, all paths with half of the data on the paths with staging buffers, or only direct paths. In plans of
-    /// `mp_node_plan` this option affects only `MP_AGENT_AUTO`.
+    /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. The variants are: all
+    /// paths; all paths, but with half as much data on the indirect ones; only direct paths. In plans of `mp_node_plan`
+    /// this option affects only `MP_AGENT_AUTO`.
     pub adapt: mp_switch_value,
     /// Number of chunks on each path through another GPU. Overrides `chunk_bytes`. The library uses more chunks if the
     /// staging limit requires it.
@@ -302,7 +302,7 @@ pub struct mp_plan_options_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_probe_options_t {
-    /// `sizeof(mp_probe_options_t)`.
+    /// Size of this struct, bytes. `MP_PROBE_OPTIONS_INIT` sets it.
     pub size: usize,
     /// Path of the file for the result, UTF-8. Read during the call only. NULL selects a file in the user's cache
     /// directory. Contexts on the same GPUs find that file and the tuning file next to it.
@@ -379,7 +379,7 @@ pub struct mp_node_transfer_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_node_options_t {
-    /// `sizeof(mp_node_options_t)`.
+    /// Size of this struct, bytes. `MP_NODE_OPTIONS_INIT` sets it.
     pub size: usize,
     /// GPUs that this rank uses, in the numbering of its context. NULL selects all GPUs that are visible to the rank.
     /// GPUs that are visible to several ranks are then divided evenly among these ranks.
@@ -399,7 +399,7 @@ pub struct mp_node_options_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_messenger_options_t {
-    /// `sizeof(mp_messenger_options_t)`.
+    /// Size of this struct, bytes. `MP_MESSENGER_OPTIONS_INIT` sets it.
     pub size: usize,
     /// Maximum number of pending operations of one rank: sends and described buffers that are not yet received and,
     /// counted separately, receives and fetches that have not ended. From 1 to 65,536. Each operation takes 4 KiB of
@@ -415,7 +415,7 @@ pub struct mp_messenger_options_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_message_info_t {
-    /// `sizeof(mp_message_info_t)`.
+    /// Size of this struct, bytes. `MP_MESSAGE_INFO_INIT` sets it.
     pub size: usize,
     /// Tag of the message.
     pub tag: u64,
@@ -500,7 +500,7 @@ pub enum mp_agent_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_partition_options_t {
-    /// `sizeof(mp_partition_options_t)`.
+    /// Size of this struct, bytes. `MP_PARTITION_OPTIONS_INIT` sets it.
     pub size: usize,
     /// Number of partitions of each transfer, at most 4096. 0 lets the library choose. To use partitions of different
     /// sizes, pass several transfers.
@@ -523,7 +523,7 @@ pub struct mp_partition_options_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_partition_tuning_t {
-    /// `sizeof(mp_partition_tuning_t)`.
+    /// Size of this struct, bytes. `MP_PARTITION_TUNING_INIT` sets it.
     pub size: usize,
     /// Bit mask of the agents (`mp_agent_t`: what performs the copies) to measure, for example `1 <<
     /// MP_AGENT_COPY_ENGINE`. 0 selects only copy engines.
@@ -534,7 +534,7 @@ pub struct mp_partition_tuning_t {
     pub agents: u32,
     /// Number of times that each candidate is executed and timed, at most 1000. 0 selects 7.
     pub rounds: u32,
-    /// `MP_ON` if receivers are notified when each partition arrives, as in `mp_partition_options_t`.
+    /// `MP_ON` (the default) if receivers are notified when each partition arrives, as in `mp_partition_options_t`.
     pub arrivals: mp_switch_value,
     /// Number of thread blocks of the producing kernel. The tuning file keeps the results of different numbers apart. 0
     /// if the program uses only one number.
@@ -553,7 +553,7 @@ pub struct mp_partition_tuning_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_trigger_t {
-    /// `sizeof(mp_trigger_t)`.
+    /// Size of this struct, bytes. `MP_TRIGGER_INIT` sets it.
     pub size: usize,
     /// Two words for the producers of the current step (one execution of the plan). They are valid from `mp_plan_arm`
     /// to the end of the step.
@@ -574,7 +574,7 @@ pub struct mp_trigger_t {
     pub counters: *mut u64,
     /// Size of the transfer, bytes.
     pub bytes: u64,
-    /// Size of each partition except the last, bytes.
+    /// Size of each partition except the last, which may be smaller, bytes.
     pub partition_bytes: u64,
     /// Number of partitions of the transfer.
     pub partitions: u32,
@@ -609,7 +609,7 @@ pub struct mp_signal_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_plan_info_t {
-    /// `sizeof(mp_plan_info_t)`.
+    /// Size of this struct, bytes. `MP_PLAN_INFO_INIT` sets it.
     pub size: usize,
     /// Predicted time of one execution, seconds.
     pub predicted_seconds: f64,
@@ -635,7 +635,7 @@ pub struct mp_plan_info_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_statistics_t {
-    /// `sizeof(mp_statistics_t)`.
+    /// Size of this struct, bytes. `MP_STATISTICS_INIT` sets it.
     pub size: usize,
     /// Number of `mp_plan` calls whose plan was found in the plan cache.
     pub plan_cache_hits: u64,
@@ -647,9 +647,9 @@ pub struct mp_statistics_t {
     pub plan_cache_entries: u64,
     /// Number of plan executions that were enqueued.
     pub executions: u64,
-    /// Total size of the transfers of these executions, bytes.
+    /// Total size of the transfers of all enqueued executions, bytes.
     pub bytes: u64,
-    /// Number of plan cache misses for which a cached plan was reused whose transfers differ only in their addresses.
+    /// Number of plan cache misses for which the library reused a cached plan with equal transfers at other addresses.
     pub plan_cache_shape_hits: u64,
     /// Number of plan executions that were launched as one CUDA graph. All `graph_` counters are 0 on a backend without
     /// graphs.
@@ -675,7 +675,7 @@ pub struct mp_statistics_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_device_statistics_t {
-    /// `sizeof(mp_device_statistics_t)`.
+    /// Size of this struct, bytes. `MP_DEVICE_STATISTICS_INIT` sets it.
     pub size: usize,
     /// Size of the context's staging buffers on the device, bytes. 0 until a plan first stages data there.
     pub staging_bytes: u64,
@@ -689,7 +689,7 @@ pub struct mp_device_statistics_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_error_info_t {
-    /// `sizeof(mp_error_info_t)`.
+    /// Size of this struct, bytes. `MP_ERROR_INFO_INIT` sets it.
     pub size: usize,
     /// Status that the failed call returned.
     pub status: mp_status_t,

@@ -636,8 +636,8 @@ class plan {
         finished_.record(own.order);
     }
 
-    /// Calls the launch function `which(rank)` for every rank of this process. Each is launched in its rank's stream,
-    /// after the work in the first rank's stream; that stream then waits for all of them.
+    /// Calls the launch function `which(rank)` for every rank of this process. Each is launched in its own rank's
+    /// stream, after the work in the first rank's stream. The first rank's stream then waits for all of them.
     template <class Which> void fork(Which &&which) {
         lane &first = lanes_.front();
         first.done.record(first.order);
