@@ -21,8 +21,7 @@ static void check(mp_status_t status, const char *call) {
 }
 #define CHECK(call) check((call), #call)
 
-/* Plans one or several transfers together, executes the plan in stream order and waits. All programs need these calls.
- */
+/* Plans one or several transfers together, executes the plan in stream order, and waits. */
 static void copy(mp_context_t context, const mp_transfer_t *transfers, size_t count) {
     const mp_stream_t default_stream = NULL;
     mp_plan_t plan;

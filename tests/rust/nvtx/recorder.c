@@ -84,8 +84,7 @@ int InitializeInjectionNvtx2(const void *(*get_export_table)(uint32_t)) {
         return 0;
     }
     version->set(3);
-    /* Like real profilers, expects that every slot of every module can be written, and that NULL follows the last slot.
-     */
+    /* Real profilers expect that all slots of all modules can be written, and that NULL follows the last slot. */
     static const unsigned sizes[] = {0, 16, 9, 15, 7, 16, 7};
     function **table = NULL;
     unsigned size = 0;
