@@ -11,7 +11,7 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::topology::DeviceId;
 use std::time::{Duration, Instant};
 
-/// Maximum number of streams that are tracked. If more streams copy, the streams whose copies end first are forgotten.
+/// Maximum number of streams that are tracked. If more streams copy, the stream whose copies are expected to end first is forgotten.
 const STREAMS: usize = 16;
 
 /// Time for which a stream counts as active, as a multiple of the duration of its last execution.

@@ -53,7 +53,7 @@ impl Hash for Located {
     }
 }
 
-/// Located transfers of one request. Up to four need no heap allocation.
+/// Transfers of one request, with their allocations. Up to four transfers are stored without a heap allocation.
 pub type Batch = SmallVec<[Located; 4]>;
 
 /// Device, memory kind and allocation of one endpoint (source or destination) of a transfer.
@@ -65,8 +65,8 @@ struct Place {
 }
 
 impl Place {
-    /// True if the `bytes` bytes at `address` lie inside this allocation. False if the backend does not know where the allocation ends.
-    /// Such an allocation is treated as extending to the end of the address space.
+    /// True if the `bytes` bytes at `address` lie inside this allocation and the backend knows where the allocation ends. (If the end is
+    /// unknown, the stored end is that of the address space.)
     fn holds(&self, address: u64, bytes: u64) -> bool {
         self.allocation.is_some_and(|Allocation { base, bytes: size, .. }| {
             let is_inside = || base <= address && bytes <= size && address - base <= size - bytes;

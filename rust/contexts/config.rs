@@ -46,8 +46,8 @@ pub enum Verify {
 pub struct Config {
     /// `MPGPU_BACKEND`: backend that the context uses.
     pub backend: BackendChoice,
-    /// `MPGPU_TOPOLOGY`: name of a preset, or path of a topology file. On CUDA, `None` selects the kept probe of these GPUs, or the
-    /// topology that the driver reports if there is no probe. On the host backend, `None` selects a default preset.
+    /// `MPGPU_TOPOLOGY`: name of a preset, or path of a topology file. On CUDA, `None` selects the stored probe (measurement) of these
+    /// GPUs, or the topology that the driver reports if there is no probe. On the host backend, `None` selects a default preset.
     pub topology: Option<String>,
     /// `MPGPU_ENGINE`: executor that runs plans.
     pub engine: Engine,
@@ -72,20 +72,20 @@ pub struct Config {
     /// `MPGPU_CACHE_GRAPHS`: maximum number of programs whose graphs are cached, 1 or more.
     pub cache_graphs: usize,
     /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` wrote, or [`NO_TUNING`]. The file is read when a context is created. If the
-    /// value is `None` and the context uses a kept probe, the tuning that is stored with the probe is used.
+    /// value is `None` and the context uses a stored probe, the tuning that is stored with the probe is used.
     pub tuning_file: Option<String>,
     /// `MPGPU_ADAPT`: true if executions choose among the variants of their plan by measured times.
     pub adapt: bool,
     /// `MPGPU_VERIFY`: checks that are made on every execution.
     pub verify: Verify,
-    /// `MPGPU_SIGNAL_WAIT`: mechanism by which streams wait for signals. `None` selects kernels for node plans if each rank has its own
-    /// GPU, and stream memory operations otherwise.
+    /// `MPGPU_SIGNAL_WAIT`: mechanism by which streams wait for signals. `None` selects kernels for plans of several ranks if each rank has
+    /// its own GPU, and stream memory operations in all other cases.
     pub signal_wait: Option<SignalWait>,
     /// `MPGPU_HOST_THREADS`: number of threads that may copy between pageable host memory and pinned memory of the library. If 0, the
     /// driver makes these copies.
     pub host_threads: u32,
-    /// `MPGPU_NODE_BLOCKS`: maximum number of thread blocks of the kernel that copies a rank's data in a communication step of a node plan.
-    /// `None` selects a quarter of the GPU's multiprocessors.
+    /// `MPGPU_NODE_BLOCKS`: maximum number of thread blocks of the kernel that copies a rank's data in a communication step of a node plan
+    /// (plan of several ranks). `None` selects a quarter of the GPU's multiprocessors.
     pub node_blocks: Option<u32>,
     /// `MPGPU_HOST_VISIBLE_DEVICES`: on the host backend, the GPUs of the topology that this process sees, in this order. `None` makes all
     /// GPUs visible.

@@ -1,8 +1,8 @@
 //! Keeps memory that the caller has freed until it can be freed in the backend.
 //!
 //! For the caller, the memory is freed as soon as the call to free it returns. The driver's own free waits for the whole device, but a free
-//! in stream order must not wait. Freeing the memory of a node plan must not wait either, because other ranks may use that memory for some
-//! time.
+//! in stream order must not wait. Freeing the memory of a node plan (plan of several ranks) must not wait either, because other ranks may
+//! use that memory for some time.
 
 use super::peer_memory::PeerMemory;
 use crate::backend::{Backend, Completion};

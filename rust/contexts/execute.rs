@@ -26,7 +26,7 @@ use std::time::Duration;
 
 /// A plan bound to addresses. It can run any number of times, from any thread, in any stream.
 ///
-/// Everything that an execution passes to the backend is built here once and shared, so that executing copies nothing.
+/// All data that an execution passes to the backend is built once, when the plan is made. Executions share this data and need not copy it.
 #[repr(C)] // Fields that every execution reads come first and together: in a time loop the application evicts them from the near caches.
 pub struct Plan {
     context: Arc<ContextState>,

@@ -2,35 +2,35 @@
 //!
 //! Each module imports only modules above it:
 //!
-//! | module | promise |
+//! | module | content |
 //! | --- | --- |
-//! | [`config`] | reads the environment once, into a plain value |
-//! | [`batch`] | decides which transfers are accepted, and describes them to the planner |
+//! | [`config`] | configuration of a context, read from environment variables |
+//! | [`batch`] | checks requested transfers, and describes them to the planner |
 //! | [`nvtx`] | NVTX ranges for profilers |
 //! | [`staging`] | placement of staging rings, and the order of executions that share staging memory |
-//! | `active` | the streams that copy now |
-//! | `callbacks` | functions that are called when an execution has finished |
+//! | `active` | estimate of which streams are copying now |
+//! | `callbacks` | calls of the caller's functions when work has finished |
 //! | `holdings` | memory, streams and events that the caller holds |
-//! | `registered` | the program's own host memory that it has registered |
+//! | `registered` | host memory of the program that is registered (pinned) |
 //! | `peer_memory` | memory exported to other processes, and memory imported from them |
-//! | `deferred` | memory that was freed in stream order |
-//! | [`state`] | all of the above: the state that plans share with their context |
-//! | [`choosing`] | choice of the variant that an execution uses, by measured times |
-//! | [`execute`] | a plan, and one execution of it |
-//! | [`cache`] | cache of plans: a repeated request is a look-up |
-//! | [`probe_files`] | the files in which probes are kept |
-//! | `kept` | measured times of executions, kept in a file for later runs |
-//! | [`lifetime`] | a context: its contents, planning and closing |
-//! | `memory`, `streams`, `signals`, `sharing` | what the caller gets from a context: memory, streams, events, signals and memory shared with other processes |
-//! | `describe` | descriptions of a context for people and programs |
-//! | `open` | opens a context from options and environment; the only module that names a concrete backend |
-//! | `score` | measures the time of a plan by executing it |
-//! | [`harness`] | runs the measurements of a probe on a backend |
-//! | `probe` | measures the machine |
-//! | [`doctor`] | finds what works, is slow or is refused on this machine |
+//! | `deferred` | memory that the caller has freed, but that work or other ranks may still use |
+//! | [`state`] | state that plans share with their context; it contains all of the above |
+//! | [`choosing`] | choice among the variants of a plan by measured times |
+//! | [`execute`] | plans and their execution |
+//! | [`cache`] | cache of plans |
+//! | [`probe_files`] | files in which probes (measurements of the machine) are stored |
+//! | `kept` | file in which measured times of executions are stored for later runs |
+//! | [`lifetime`] | the context: creating, planning and closing |
+//! | `memory`, `streams`, `signals`, `sharing` | calls for memory, streams, events, signals, and memory that processes share |
+//! | `describe` | descriptions of a context as text and as JSON |
+//! | `open` | opening a context from options and environment; the only module that names a concrete backend |
+//! | `score` | measured times of plans, for tuning |
+//! | [`harness`] | measurements of a probe on a backend |
+//! | `probe` | probe: measurement of the machine |
+//! | [`doctor`] | report of what works, is slow or is refused on this machine |
 //!
-//! The crate uses backends through their trait and the planner through its function. Addresses are trusted as a CUDA driver trusts them:
-//! for memory that the backend did not allocate (pageable host memory), the caller is responsible.
+//! The crate uses backends only through the trait `Backend`, and the planner only through the function `plan`. Like the CUDA driver, it cannot
+//! check addresses of memory that the backend did not allocate (pageable host memory). The caller is responsible for these addresses.
 
 mod active;
 pub mod batch;

@@ -89,7 +89,8 @@ pub struct Context {
     defaults: Options,
     /// Result of the last probe of this context, as the text of a probe file; `None` if there was no probe.
     pub(super) probed: Mutex<Option<Arc<str>>>,
-    /// Tuning from `MPGPU_TUNING_FILE`, or the tuning that is stored with the kept probe; `None` if there is neither.
+    /// Tuning (options that were found by measurements) from `MPGPU_TUNING_FILE`, or the tuning that is stored with the probe in use;
+    /// `None` if there is neither.
     tuning: Option<Tuning>,
     /// Execution times that earlier runs measured; `None` if no tuning is active or executions do not adapt.
     kept: Option<Arc<KeptTimes>>,

@@ -126,10 +126,10 @@ impl Profiler {
         }
         // SAFETY: loading runs the library's initialisers, as the user who set the variable requests.
         let library = unsafe { Library::new(path) }.map_err(|error| format!("cannot be loaded: {error}"))?;
-        // SAFETY: the contract defines this type.
+        // SAFETY: the NVTX protocol defines this type.
         let initialize = unsafe { library.get::<Initialize>(b"InitializeInjectionNvtx2") };
         let initialize = *initialize.map_err(|_| "has no InitializeInjectionNvtx2")?;
-        // SAFETY: the contract is met: the function is called once, and the tables that `export_table` returns live for ever.
+        // SAFETY: as the NVTX protocol requires, the function is called once, and the tables that `export_table` returns live for ever.
         if unsafe { initialize(export_table) } == 0 {
             return Err("failed to initialise".into());
         }
@@ -139,7 +139,7 @@ impl Profiler {
         let (Some(create), Some(push), Some(pop)) = (function(DOMAIN_CREATE), function(DOMAIN_PUSH), function(DOMAIN_POP)) else {
             return Err("does not support ranges".into());
         };
-        // SAFETY: the contract defines these types for these slots.
+        // SAFETY: the NVTX protocol defines these types for these slots.
         let (create, push, pop) = unsafe {
             (
                 std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> Domain>(create),
@@ -150,7 +150,7 @@ impl Profiler {
         // SAFETY: the text ends with NUL.
         let domain = unsafe { create(c"mpgpu".as_ptr()) };
         let register = function(DOMAIN_REGISTER_STRING).map(|function| {
-            // SAFETY: the contract defines this type for this slot.
+            // SAFETY: the NVTX protocol defines this type for this slot.
             unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Domain, *const c_char) -> *mut c_void>(function) }
         });
         let name = |text: &'static CStr| match register {
@@ -186,7 +186,8 @@ const SIZES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const CORE2: usize = 5;
 const MOST: usize = 16;
 
-/// Indices in the table of the module `CORE2` of the functions that this module calls, from `NvtxCallbackIdCore2`.
+/// Index of the function `nvtxDomainRangePushEx` in the table of the NVTX module core 2 (`NvtxCallbackIdCore2`). The constants below are
+/// indices of other functions in the same table.
 const DOMAIN_PUSH: usize = 4;
 const DOMAIN_POP: usize = 5;
 const DOMAIN_REGISTER_STRING: usize = 10;
@@ -231,7 +232,7 @@ unsafe extern "C" fn export_table(id: u32) -> *const c_void {
 
 unsafe extern "C" fn function_table(module: c_int, table: *mut *const AtomicPtr<Slot>, size: *mut c_uint) -> c_int {
     let Some(module) = usize::try_from(module).ok().filter(|module| (1..SIZES.len()).contains(module)) else { return 0 };
-    // SAFETY: according to the contract each pointer is NULL or may be written to.
+    // SAFETY: according to the NVTX protocol, each pointer is NULL or may be written to.
     unsafe {
         if !size.is_null() {
             size.write(SIZES[module] as c_uint);

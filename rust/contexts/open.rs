@@ -60,8 +60,8 @@ impl Context {
         }
     }
 
-    /// Creates a context on the topology of a kept probe, with the tuning that is stored in the same folder. `MPGPU_TUNING_FILE` takes
-    /// precedence over this tuning, even if its value is `none`.
+    /// Creates a context on the topology of a stored probe (measurement of the machine), with the tuning that is stored in the same folder.
+    /// `MPGPU_TUNING_FILE` takes precedence over this tuning, even if its value is `none`.
     pub(super) fn on_probe(machine: Arc<Machine>, backend: Arc<dyn Backend>, mut config: Config, kept: &Path) -> Result<Context, Error> {
         if config.tuning_file.is_some() {
             return Context::with_backend(machine, backend, config);
@@ -72,11 +72,11 @@ impl Context {
     }
 }
 
-/// Name that selects the topology that the driver reports. It is the default if no topology is named and no probe of these GPUs is kept.
+/// Name that selects the topology that the driver reports. It is the default if no topology is named and no probe of these GPUs is stored.
 pub const DISCOVERED: &str = "discovered";
 
-/// Name that selects the topology from the kept probe of these GPUs, which is stored in the cache directory. It is the default if no
-/// topology is named and there is such a probe.
+/// Name that selects the topology from the probe (measurement) of these GPUs in the cache directory. It is the default if no topology is
+/// named and there is such a probe.
 pub const PROBED: &str = "probed";
 
 /// Opens a context on the host backend, with as many virtual devices as the selected topology has.
@@ -104,7 +104,7 @@ fn host(config: Config) -> Result<Context, Error> {
 pub enum Origin {
     /// The driver and NVML report the topology.
     Discovered,
-    /// A kept probe of the visible GPUs contains the topology. The path is that of the probe's file.
+    /// The topology comes from a stored probe (measurement) of the visible GPUs. The path is that of the probe's file.
     Probed(PathBuf),
     /// The user has named a preset or a topology file.
     Named,
@@ -130,8 +130,8 @@ pub fn machine_here(config: &Config) -> Result<(Topology, Origin), Error> {
     }
 }
 
-/// Creates a context on the GPUs that the driver shows to this process. The topology is the one that `config` names, or that of a kept
-/// probe, or the one that the driver reports. With a kept probe, its tuning is used too.
+/// Creates a context on the GPUs that the driver shows to this process. The topology is the one that `config` names, or that of a stored
+/// probe, or the one that the driver reports. If a stored probe is used, its tuning is used too.
 fn cuda(mut config: Config) -> Result<Context, Error> {
     let count = cuda::device_count()?;
     let (topology, origin) = machine_here(&config)?;

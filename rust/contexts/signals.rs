@@ -36,8 +36,8 @@ impl Context {
         Ok(self.backend().kernel_wait_signals(signals, false)?)
     }
 
-    /// Sets a counter to a value immediately. Whoever sees the new value also sees everything that the calling thread has written or seen
-    /// before.
+    /// Sets a counter to a value immediately. A thread or stream that sees the new value also sees all data that the calling thread has
+    /// written or seen before.
     pub fn raise_signal(&self, signal: Signal) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.check_signals(&[signal], SignalUse::Raise)?;

@@ -117,7 +117,7 @@ struct Arena {
 }
 
 impl Staging {
-    /// Creates staging memory with arenas of `bound` bytes. Allocates nothing yet.
+    /// Creates staging memory, with an arena of `bound` bytes for each device that needs one. Allocates nothing yet.
     pub fn new(bound: u64) -> Self {
         Staging { bound, arenas: Mutex::new(BTreeMap::new()), users: Mutex::new(Users::default()), over: Condvar::new() }
     }

@@ -9,14 +9,14 @@ use crate::open::File;
 use crate::units::size;
 use rustix::io::Errno;
 
-/// Limit on open files (`ulimit -n`) below which a finding reports it. Each import of shared memory and each peer needs a file descriptor,
-/// so ranks that share much memory run out of descriptors.
+/// Threshold for the limit on open files (`ulimit -n`). A lower limit is reported, because each import of shared memory and each peer needs
+/// a file descriptor, so that ranks that share much memory would run out of descriptors.
 const FEW_FILES: u64 = 1024;
-/// Size of `/dev/shm` in bytes below which a finding reports it, because MPI and NCCL then fail or use slower methods. Container runtimes
-/// have a smaller default.
+/// Threshold in bytes for the size of `/dev/shm`. A smaller size, which is the default of container runtimes, is reported, because MPI and
+/// NCCL then fail or use slower methods.
 const SMALL_SHM: u64 = 1 << 30;
-/// Limit in bytes on the size of files (`ulimit -f`) below which a finding reports it, because shared host memory lies in memory files, to
-/// which this limit applies.
+/// Threshold in bytes for the limit on the size of files (`ulimit -f`). A lower limit is reported, because it also applies to the memory
+/// files in which shared host memory lies.
 const SMALL_FILE: u64 = 256 << 20;
 
 fn well(topic: &'static str, line: impl Into<String>) -> Finding {

@@ -4,11 +4,11 @@
 //! The [`Facts`] are gathered first. Only this step accesses the machine. [`findings`] is a pure function of the facts, so tests cover
 //! problems that no available machine has.
 //!
-//! | file | promise |
+//! | file | content |
 //! | --- | --- |
 //! | [`facts`] | facts about the system, the environment and the launcher; those about GPUs are in [`mpgpu_devices::cuda::doctor`] |
-//! | [`trials`] | the system calls that sharing between processes needs, each tried |
-//! | `findings` | findings from facts |
+//! | [`trials`] | trials of the system calls that are needed to share memory between processes |
+//! | `findings` | findings that are derived from the facts |
 
 pub mod facts;
 mod findings;
