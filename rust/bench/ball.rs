@@ -1,4 +1,5 @@
-//! Measures a put with signal that is made by one call: both processes execute a node plan of one transfer (case `put_latency`).
+//! Measures a put with signal that is made by one call (case `put_latency`): both processes execute a node plan (plan of several ranks) of
+//! one transfer.
 
 use super::Failure;
 use mpgpu::{Buffer, Context, ContextOptions, Device, Half, Node, Plan, PlanOptions, Stream};

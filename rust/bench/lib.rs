@@ -8,13 +8,13 @@
 //! | `memory` | buffers, patterns, and the verification of every byte |
 //! | `plain` | plain copies: the driver's, or `memcpy` on the host backend |
 //! | `steps` | executions of one plan compared with plain copies, isolated or several in flight |
-//! | `puts`, `peer` | puts with signal into memory of another process, and that process |
-//! | `narrow` | GPU-to-GPU copies at the rate of narrow links |
-//! | `driver_graph` | a program as a graph built by calls of the driver |
-//! | `phases` | cost of the steps in a graph's life |
-//! | `overhead` | cost of `mp_execute` for the calling thread |
+//! | `puts`, `peer` | puts with signal into memory of another process, and the peer process |
+//! | `narrow` | GPU-to-GPU copies that are as slow as on a machine with narrow links |
+//! | `driver_graph` | CUDA graph of a program that is built by direct driver calls |
+//! | `phases` | times to create, instantiate, launch and update CUDA graphs |
+//! | `overhead` | time that the calling thread spends in `mp_execute` |
 //! | `report` | table and JSON output |
-//! | `look` | one line for each kind of copy, as printed by `mpgpu bench` without `--case` |
+//! | `look` | overview with one line for each kind of copy, which `mpgpu bench` prints without `--case` |
 
 mod ball;
 mod cases;

@@ -4,13 +4,13 @@
 //!
 //! | order | action |
 //! | --- | --- |
-//! | `join INBOX COUNTER` | maps the benchmark's memory, for `echo`, and executes one put |
-//! | `poison`, `check` | makes every byte of its inbox wrong; compares every byte of its inbox |
+//! | `join INBOX COUNTER` | maps the memory of the benchmark process to which `echo` answers, and executes one put |
+//! | `poison`, `check` | fills its inbox with wrong bytes; checks every byte of its inbox |
 //! | `await VALUE` | blocks until its counter has reached VALUE |
-//! | `echo put\|signal FIRST TRIPS` | enqueues TRIPS times: wait for the peer's counter, then answer with a put and a signal, or with a signal only |
+//! | `echo put\|signal FIRST TRIPS` | enqueues TRIPS times: a wait for its counter, then an answer by a put with signal, or by a signal only |
 //! | `drain` | blocks until the enqueued work is done |
-//! | `leave` | unmaps the benchmark's memory |
-//! | `meet SOCKET` | joins a node as rank 1, to send data back: `pass TRIPS` enqueues the transfers, `rest` blocks until they are done |
+//! | `leave` | unmaps the memory of the benchmark process |
+//! | `meet SOCKET` | creates a node as rank 1, to send data back; then `pass TRIPS` enqueues the transfers, and `rest` waits for them |
 
 use super::ball::Ball;
 use super::cases::Leg;

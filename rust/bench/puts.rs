@@ -8,7 +8,8 @@
 //! copy into other memory precedes instead.
 //!
 //! The latency is half the time of a round trip between streams of two processes, averaged over many round trips that both processes
-//! enqueue beforehand. It is also measured for a node plan of one transfer, which does put, signal and wait in one call.
+//! enqueue beforehand. It is also measured for a node plan (plan of several ranks) of one transfer, which does put, signal and wait in one
+//! call.
 
 use super::ball::Ball;
 use super::compare::{Comparison, Contestant, Samples, contest};

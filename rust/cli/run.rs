@@ -19,8 +19,8 @@ use sums::Sums;
 const LIBRARY: &str = "libmpgpu_preload.so";
 const AUDITOR: &str = "libmpgpu_audit.so";
 
-/// Exit codes that a shell, `env` and `nohup` use for a program that does not exist (`NOT_FOUND`), and for a program that cannot be
-/// executed.
+/// Exit code that a shell, `env` and `nohup` return if a program does not exist. The constant below is their exit code if a program exists
+/// but cannot be executed.
 const NOT_FOUND: i32 = 127;
 const NOT_EXECUTABLE: i32 = 126;
 

@@ -29,8 +29,9 @@
 //! | `probe` | probe: measurement of the machine |
 //! | [`doctor`] | report of what works, is slow or is refused on this machine |
 //!
-//! The crate uses backends only through the trait `Backend`, and the planner only through the function `plan`. Like the CUDA driver, it cannot
-//! check addresses of memory that the backend did not allocate (pageable host memory). The caller is responsible for these addresses.
+//! The crate uses backends only through the trait `Backend`, and the planner only through the function `plan`. Like the CUDA driver, the
+//! crate cannot check addresses of memory that the backend did not allocate (pageable host memory). The caller is responsible for these
+//! addresses.
 
 mod active;
 pub mod batch;

@@ -2,12 +2,12 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `cables` | the links of a topology, grouped into cables |
-//! | `machine` | drawing of a machine |
-//! | `gantt` | drawing of a timeline |
-//! | `heat` | speed-ups as colours |
-//! | `svg` | SVG writer of the drawings |
-//! | `perfetto` | a timeline for a trace viewer, as JSON |
+//! | `cables` | links of a topology, grouped into cables (both directions between two nodes) |
+//! | `machine` | drawing of a machine as SVG |
+//! | `gantt` | drawing of a timeline as SVG |
+//! | `heat` | heat map of speed-ups as SVG |
+//! | `svg` | writer of SVG files |
+//! | `perfetto` | timeline as JSON for a trace viewer |
 
 mod cables;
 mod gantt;
