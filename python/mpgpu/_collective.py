@@ -21,7 +21,7 @@ _KINDS = {
     "all_to_all": lib.MP_ALL_TO_ALL,
 }
 
-# Maximum size of a part, bytes. With more, offsets would exceed the library's numbers.
+# Maximum size of a part, bytes. With larger parts, offsets would exceed the range of the library's integers.
 _MOST_BYTES = 2**63 - 1
 
 Piece = tuple[int, int, int, int, int]
@@ -38,7 +38,7 @@ class Part:
 
     def _mpgpu_memory(self) -> Memory:
         whole = self._whole
-        # Parts of a node's collectives wait for their plan, so the storage is checked again.
+        # A part of a node's collective is planned later, so the storage is checked again.
         check_storage(whole)
         return Memory(
             int(ffi.cast("uintptr_t", whole.pointer)) + self._offset,
@@ -66,7 +66,7 @@ def pieces(kind: str, participants: int, root: int, sizes: Sequence[int]) -> lis
     found = ffi.new("mp_piece_t[]", count[0])
     if count[0]:
         check(lib.mp_collective(_KINDS[kind], participants, root, 0, numbers, found, count[0], count))
-    # "from" is a keyword of Python.
+    # "from" is a Python keyword.
     return [(getattr(piece, "from"), piece.to, piece.send_offset, piece.receive_offset, piece.bytes) for piece in found]
 
 

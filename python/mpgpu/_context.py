@@ -121,9 +121,9 @@ class Context(_library.Owner):
         self._device_count: tuple[int, int] = (counts[0], counts[1])
 
     def __del__(self, destroy: Any = lib.mp_context_destroy) -> None:
-        # An object whose arguments were rejected has no handle.
+        # If the constructor rejected its arguments, there is no handle.
         if getattr(self, "_handle", NULL) != NULL:
-            # Waits for all work, because its memory may be released with this object. Errors are not reported here; waits raise them.
+            # Blocks until all work has finished, because its memory may be released with this object. Errors are raised by waits, not here.
             destroy(self._handle)
 
     @property
@@ -233,7 +233,7 @@ def default_context() -> Context:
 
 
 def _forget_default() -> None:
-    # A child of fork needs its own context, and a thread that the child does not have may have held the lock.
+    # A child of fork needs its own context and a new lock, because a thread that does not exist in the child may have held the lock.
     global _default, _default_lock
     _default, _default_lock = None, threading.Lock()
 
@@ -297,10 +297,10 @@ class Buffer(_library.Owner):
         self._context = context if context is not None else default_context()
         _dropped.collect(1024)
         made = ffi.new("void **")
-        # An empty buffer allocates one byte, so that every buffer has its own address.
+        # For an empty buffer one byte is allocated, so that every buffer has its own address.
         allocate = lib.mp_alloc_shared if shared else lib.mp_alloc
         check(allocate(self._context._handle, self.device, max(self.nbytes, 1), made))
-        # Views hold this object, which frees the memory. The closure holds the context.
+        # Views keep this object alive, and it frees the memory. The callable keeps the context alive.
         self._base = ffi.gc(made[0], _Freed(self._context))
         self.address: int = int(ffi.cast("uintptr_t", self._base))
 
@@ -346,7 +346,7 @@ class Buffer(_library.Owner):
             raise AttributeError(
                 f"memory of device {self.device} on the {self._context._backend} backend is host memory: use __array_interface__"
             )
-        # mpgpu has no work on it in a stream that the caller does not know.
+        # There is no entry `stream`, because mpgpu uses the memory only in streams that the caller knows.
         return {
             "version": 3,
             "shape": self.shape,
@@ -397,7 +397,7 @@ class Buffer(_library.Owner):
     def memoryview(self) -> memoryview:
         """Returns a memoryview of the bytes, for reading and writing by the CPU."""
         self._must_be_on_host("memoryview")
-        # A pointer that keeps the owning pointer alive.
+        # This pointer keeps the owning pointer alive.
         start = ffi.cast("char *", self._base) + (self.address - int(ffi.cast("uintptr_t", self._base)))
         return memoryview(ffi.buffer(_held(start, self._base), self.nbytes))
 
@@ -448,11 +448,11 @@ class _Freed:
     def __init__(self, context: Context, free: Any = lib.mp_free, keep: object = None) -> None:
         self.context = context
         self.free = free
-        # Keeps this object alive until then.
+        # Object that is kept alive until the memory is freed.
         self.keep = keep
 
     def __call__(self, memory: Any) -> None:
-        # For a context of a parent process the call fails; the memory belongs to the parent.
+        # In a child of fork the call fails, because the memory belongs to the parent process.
         self.free(self.context._handle, memory)
 
 

@@ -12,8 +12,8 @@ from ._library import whole
 from .errors import ArgumentError
 from .typing import StreamLike
 
-# Highest handle of a default stream. The handles 0 and 1 are the legacy default stream and 2 is the per-thread one, each of the GPU that is
-# current in the calling thread.
+# Highest handle of a default stream. 0 and 1 are the legacy default stream, and 2 is the per-thread default stream. Each belongs to the GPU
+# that is current in the calling thread.
 LAST_DEFAULT = 2
 LAST_HANDLE = 2**64 - 1
 
@@ -33,7 +33,7 @@ class Current:
     ) -> None:
         self.key = key
         self.device = device
-        # True if the framework orders its later work after the work enqueued there, so that nobody needs to wait.
+        # True if the framework orders its later work after the work in this stream, so that no wait is needed.
         self.is_known = on is not None
         self._handle_now = handle_now
         self._device_now = device_now
@@ -47,7 +47,7 @@ class Current:
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
         def handle() -> int:
-            # The first is undocumented and ten times faster.
+            # The function `_cuda_getCurrentRawStream` is undocumented, but ten times faster.
             return int(raw(device) if raw is not None else torch.cuda.current_stream(device).cuda_stream)
 
         current = Current(("torch", device), device, handle, torch.cuda.current_device, torch.cuda.device)
@@ -85,7 +85,7 @@ class Current:
         return make_current(self.device)
 
 
-# Object of each GPU, and its torch module. It is requested for each tensor.
+# Cache: torch module and `Current` object of each GPU. It is used for each tensor.
 _of_torch: dict[int, tuple[Any, Current]] = {}
 
 
@@ -118,7 +118,7 @@ def given(stream: StreamLike) -> tuple[int, int | None]:
         return _checked(stream), None
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        # Version and handle. In Numba and cuda.core it is a method; in some early versions it was a property.
+        # The protocol returns version and handle. In Numba and cuda.core it is a method; in some early versions it was a property.
         answer = protocol() if callable(protocol) else protocol
         handle = int(answer[1])
     elif hasattr(stream, "cuda_stream"):  # torch

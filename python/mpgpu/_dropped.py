@@ -21,7 +21,7 @@ held: collections.deque[tuple[Any, object]] = collections.deque()
 _test = lib.mp_test
 _INT = ffi.typeof("int32_t *")
 
-# Time that the exit of the process waits for them, seconds. An execution that waits for another process may never finish.
+# Maximum time in seconds for which the exit of the process waits for these executions. One that waits for another process may never finish.
 _SECONDS_AT_EXIT = 10.0
 
 
@@ -38,7 +38,7 @@ def collect(most: int) -> None:
         return
     done = ffi.new(_INT)
     for _ in range(most):
-        # Removed only after it has finished, because a signal handler may raise at any time.
+        # The entry is removed only after the execution has finished, because a signal handler may raise an exception at any time.
         try:
             one = held[0]
         except IndexError:
@@ -51,7 +51,7 @@ def collect(most: int) -> None:
         try:
             held.remove(one)
         except ValueError:
-            # Another thread has removed it.
+            # Another thread has removed the entry.
             pass
 
 
@@ -60,7 +60,7 @@ def _at_exit() -> None:
     while held and time.monotonic() < until:
         collect(len(held))
         time.sleep(0.0001)
-    # Executions that still run, or are dropped from now on, are never released, because the process ends while they run.
+    # Executions that are still running, or are dropped from now on, are never released, because the process ends before they finish.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 

@@ -14,7 +14,7 @@ from ._streams import Stream
 from .errors import ArgumentError, MessageTruncated
 from .typing import Array, StreamLike
 
-# Wire format of a head: its metadata, and per part the descriptor and the size with which its bytes begin.
+# Wire format of a header message: its metadata, and the descriptor and size of each part (array) with which its data begin.
 _MARK = 0x7972746E65706D00
 _HEAD = struct.Struct("=QII")
 _PART = struct.Struct("=64sQ")
@@ -121,14 +121,14 @@ class Entries:
 
     def __init__(self, messenger: Messenger) -> None:
         self._messenger = messenger
-        # Stream for heads, which do not wait for the program's work.
+        # Stream for header messages, because they need not wait for the program's work.
         self._control = Stream(0, context=messenger.context)
         self._functions: list[tuple[int, int, _Function]] = []
 
     def on_message(self, tag: int, *, mask: int = 2**63 - 1) -> Callable[[Entry], Entry]:
         """Registers the decorated ``async`` function for messages whose tag equals ``tag`` in all bits that are set in ``mask``."""
 
-        # Rejects invalid tags here instead of in `serve`.
+        # Invalid tags are rejected here, not in `serve`.
         _tags(tag, mask)
 
         def register(function: Entry) -> Entry:
@@ -154,11 +154,11 @@ class Entries:
             for x in parts:
                 described.append(messenger._describe(x, stream))
             table = b"".join(_PART.pack(descriptor, size) for descriptor, size, _ in described)
-            # The request is dropped; the message continues and holds its bytes.
+            # The request is dropped. The message continues and keeps its memory alive.
             messenger.send(table + arguments, rank, tag, self._control, metadata=_HEAD.pack(_MARK, len(described), len(arguments)))
         except BaseException:
             for _, _, released in described:
-                released.cancel()  # no rank will fetch it
+                released.cancel()  # no rank will fetch this part
             raise
         return SentEntry([released for _, _, released in described])
 
@@ -194,7 +194,7 @@ class Entries:
         self, tag: int, mask: int, function: _Function, begin: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     ) -> None:
         while True:
-            # A receive of 0 bytes reports which message has arrived and leaves it in the queue.
+            # A receive of 0 bytes returns the properties of the next message and leaves the message in the queue.
             coming = self._messenger.receive(bytearray(), ANY, tag, self._control, mask=mask)
             try:
                 info = await coming

@@ -97,7 +97,7 @@ def text_of(function: Callable[..., int], *arguments: Any) -> str:
         capacity = length[0]
         text = ffi.new("char[]", capacity)
         status = function(*arguments, text, capacity, length)
-        # The text has grown meanwhile.
+        # The text has become longer since the first call.
         if status and length[0] > capacity:
             continue
         check(status)

@@ -22,12 +22,12 @@ from ._safetensors import Entry, open_file, read_header
 from ._torch_devices import TorchDevice, torch_device
 from .errors import ArgumentError
 
-# Sizes in bytes: a batch, a batch if the file cannot be mapped, and a step of reading ahead.
+# Sizes in bytes: of a batch, of a batch if the file cannot be mapped, and of a block that is read ahead.
 _BATCH = 4 << 30
 _READ_BATCH = 256 << 20
 _AHEAD = 64 << 20
 
-# Names of torch's types, by the names of the format.
+# Names of element types in torch, by their names in the safetensors format.
 _TYPES = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -48,7 +48,7 @@ _TYPES = {
     "F8_E5M2": "float8_e5m2",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
-    # Two elements per byte.
+    # This type stores two elements in one byte.
     "F4": "float4_e2m1fn_x2",
 }
 
@@ -157,7 +157,7 @@ def _fill(wanted: list[tuple[Any, Entry]], contents: _Contents, context: Context
     for batch in _batches(wanted, contents.batch >> 2 if shown else contents.batch):
         memory, first = contents.range(batch[0][1].begin, batch[-1][1].end)
         pairs: list[Any] = [(tensor, Part(memory, entry.begin - first, entry.end - entry.begin)) for tensor, entry in batch]
-        # A file is loaded once, so executions do not try variants.
+        # A file is loaded once, so measuring variants of the plan would take more time than it saves.
         Plan(pairs, adapt=False, context=context, as_bytes=True).execute().synchronize()
         if shown is not None:
             done += sum(entry.end - entry.begin for _, entry in batch)
@@ -188,7 +188,7 @@ def _reading_ahead(file: int) -> Iterator[None]:
         for at in range(0, os.fstat(file).st_size, _AHEAD):
             if ended.is_set():
                 return
-            # This is a hint. If the system ignores it, the bytes are read later.
+            # This call is a hint. If the system ignores it, the data are read later.
             with contextlib.suppress(OSError):
                 os.posix_fadvise(file, at, _AHEAD, os.POSIX_FADV_WILLNEED)
 

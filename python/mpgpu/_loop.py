@@ -23,12 +23,12 @@ from .errors import Error
 if TYPE_CHECKING:
     from ._message import Message
 
-# Time of polling in place for one message, and of polling by the loop after any arrival, seconds.
+# Time in seconds for which a task itself polls for its message, and time for which the loop polls after any message has arrived.
 _IN_PLACE = 50e-6
 _BY_THE_LOOP = 200e-6
-# Time for which tasks whose messages arrive immediately may keep the loop from running other tasks, seconds.
+# Maximum time in seconds for which tasks whose messages arrive immediately may delay other tasks of the loop.
 _TURN = 1e-3
-# With more messages than this, polling all of them takes longer than a callback.
+# Maximum number of messages to poll. Polling more of them takes longer than a callback.
 _MOST_LOOKED_AT = 16
 _SECONDS_AT_EXIT = 10.0
 
@@ -45,7 +45,7 @@ class _Waiting:
         self.futures: dict[Message, list[asyncio.Future[None]]] = {}
         self.looks = False
         self.until = 0.0
-        # Time at which other tasks last had a turn.
+        # Time at which the loop last ran other tasks.
         self.turn = 0.0
 
     def add(self, message: Message) -> asyncio.Future[None]:
@@ -102,7 +102,7 @@ def _told(waiting: _Waiting, message: Message) -> Generator[Any, None, None]:
     try:
         yield from future
     finally:
-        # Also runs if the task is released with its loop, and the message with the task.
+        # This also runs if the loop releases the task, and the task releases the message.
         waiting.remove(message, future)
 
 
@@ -121,14 +121,14 @@ def awaited(message: Message) -> Generator[Any, None, None]:
             while not message._has_ended():
                 if _now() >= until:
                     break
-                # On the host backend, threads of these processes move the bytes.
+                # On the host backend, threads of these processes copy the data and need the CPU.
                 os.sched_yield()
             else:
                 return
         yield from _told(waiting, message)
     except asyncio.CancelledError:
         message.cancel()
-        # Its bytes are still being written to memory that the caller would otherwise reuse.
+        # The data of the message are still being written to memory that the caller could reuse.
         while not message._has_ended():
             with contextlib.suppress(asyncio.CancelledError):
                 yield from _told(waiting, message)
@@ -136,7 +136,7 @@ def awaited(message: Message) -> Generator[Any, None, None]:
 
 
 # --- Callbacks of the library -----------------------------------------------------------------------------------------------
-# Callbacks that the library still has to make, by the number that it passes: each once, regardless of the message's outcome.
+# Callbacks that the library has not made yet, by the number that it passes. It makes each of them once, even if the message fails.
 _owed: dict[int, tuple[weakref.ref[_Waiting], weakref.ref[Message]]] = {}
 _numbers = itertools.count(1)
 
@@ -155,7 +155,7 @@ def call_when_ended(waiting: _Waiting, message: Message) -> None:
     if is_called:
         message._called_in = waiting
         return
-    # The message has ended meanwhile, or no callback will be made.
+    # The message has already ended, or there will be no callback.
     del _owed[number]
     waiting.loop.call_soon(waiting.ended, message, error)
 

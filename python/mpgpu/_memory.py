@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _cast = ffi.cast
 _POINTER = ffi.typeof("void *")
 
-# DLPack's numbers of devices (dlpack.h): host memory, GPU memory, and host memory that GPUs can access.
+# Device type codes of DLPack (dlpack.h): host memory, GPU memory, and host memory that GPUs can access.
 _DL_CPU, _DL_CUDA, _DL_CUDA_HOST = 1, 2, 3
 
 
@@ -46,22 +46,22 @@ class Memory:
         elements: Elements = None,
         name: str = "",
     ) -> None:
-        # Pointer for the library. May be passed as a number.
+        # Address as a C pointer. The argument may be a number.
         self.pointer = _cast(_POINTER, pointer) if isinstance(pointer, int) else pointer
         self.nbytes = nbytes
         self.keep = keep
         self.device = device
         self.readonly = readonly
-        # True if only a GPU can access the memory, so that its next user works in a stream.
+        # True if only GPUs can access the memory, so that it is used only by work in streams.
         self.on_gpu = on_gpu
-        # Stream of copies for which the caller names none.
+        # Stream for copies if the caller passes none.
         self.current = current
-        # True if the work that is now in `current` must be waited for, because the producer does not order its later work there.
+        # True if mpgpu must wait for the work that is now in `current`, because the producer does not order its later work in that stream.
         self.settle = settle
         self.context = context
-        # Type and shape according to the protocol. Arrays return them themselves when they are asked.
+        # Element type and shape that the memory protocol returned. Arrays have attributes for them instead.
         self.elements = elements
-        # Name in messages, for tensors of torch only, because their storage may be resized later.
+        # Name in error messages. Only torch tensors have one, because their storage may be resized later.
         self.name = name
 
 
@@ -93,9 +93,9 @@ def memory_of(value: Any, name: str, is_written: bool = False) -> Memory:
         device = int(value.device.id)
         return Memory(int(value.data.ptr), int(value.nbytes), value.data, device=device, on_gpu=True, current=Current.cupy(device))
 
-    # A scalar of NumPy returns a copy of itself, and bytes written there would be lost.
+    # A NumPy scalar returns a copy of itself, so data written there would be lost.
     immutable = numpy is not None and isinstance(value, numpy.generic)
-    # JAX arrays are computed in the background and must never be written.
+    # JAX arrays are computed asynchronously and must never be written.
     ready = getattr(value, "block_until_ready", None)
     if callable(ready):
         immutable = True
@@ -156,7 +156,8 @@ def _of_tensor(torch: Any, tensor: Any, name: str, is_written: bool) -> Memory:
         )
         raise ArgumentError(f"{name}: a tensor whose conjugate or negative is pending: {remedy}")
     nbytes = tensor.nbytes
-    # The storage stays if the tensor is assigned other memory (`parameter.data = …`). An alias of the tensor would take four times as long.
+    # Keep the storage, not the tensor: it stays valid if the tensor gets other memory (`parameter.data = …`). Keeping an alias takes four
+    # times as long.
     found = _in_storage(tensor, nbytes)
     if found is None:
         raise ArgumentError(f"{name}: {why_no_memory(torch, tensor)}", status="MP_ERROR_INVALID_POINTER")
@@ -175,11 +176,11 @@ def _in_storage(tensor: Any, span: int) -> tuple[int, Any] | None:
             return None
         return address, storage
     except RuntimeError:
-        # A tensor that wraps other tensors.
+        # Some tensors wrap other tensors.
         return None
 
 
-# Calls that return the parts of tensors that consist of several.
+# Expressions that return the parts of a tensor that consists of several, by its layout.
 _PARTS = {
     "sparse_coo": "x.coalesce().indices() and x.coalesce().values()",
     **dict.fromkeys(("sparse_csr", "sparse_bsr"), "x.crow_indices(), x.col_indices() and x.values()"),
@@ -230,7 +231,7 @@ def _why_not_in_storage(torch: Any, tensor: Any) -> str:
 
 def check_storage(memory: Memory) -> None:
     """Raises an ArgumentError if the memory belongs to a tensor whose storage has moved to other memory since then."""
-    # Only memory of tensors has a name.
+    # Only memory of torch tensors has a name.
     if not memory.name or not memory.nbytes:
         return
     first, address, size = memory.keep.data_ptr(), int(_cast("uintptr_t", memory.pointer)), memory.keep.nbytes()
@@ -302,7 +303,7 @@ def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: b
         raise ArgumentError(f"{name}: a masked array is not copied with its mask: copy its data and its mask")
     numpy_ma: Any = sys.modules.get("numpy.ma")
     if numpy_ma is not None and isinstance(value, numpy_ma.MaskedArray):
-        # Its interface returns its data without its mask.
+        # The interface of a masked array returns the data without the mask.
         raise ArgumentError(f"{name}: a masked array is not copied with its mask: copy its data and its mask")
     itemsize = itemsize_of(typestr)
     if not _contiguous(shape, strides, itemsize):
@@ -336,8 +337,8 @@ def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: b
     )
 
 
-# Memory of views by number, for as long as an object holds it. The garbage collector must not see it: in a cycle it would clear the view
-# before the memory, and Python before 3.12.7 then crashes (CPython issue 77894).
+# Buffers of memoryviews by number, as long as an object uses them. They are stored here so that the garbage collector cannot reach them: in
+# a reference cycle it would clear the view first, and Python before 3.12.7 then crashes (CPython issue 77894).
 _of_views: dict[int, Any] = {}
 _numbers = itertools.count()
 
@@ -350,16 +351,16 @@ def _of_buffer(value: Any, name: str, immutable: bool, is_written: bool) -> Memo
         return None
     if not view.c_contiguous:
         raise _not_contiguous(name, view.shape or (), view.strides or (), None if is_written else "bytes(x)", "x[:] = array")
-    # Names of fields may contain the letter.
+    # Names of fields are removed first, because they may contain the letter O.
     if "O" in re.sub(":[^:]*:", "", view.format):
         raise ArgumentError(f"{name}: a buffer of Python objects holds addresses, not values: it cannot be copied byte by byte")
-    # Holds the export, so that a bytearray cannot be resized meanwhile.
+    # This keeps the buffer export alive, so that a bytearray cannot be resized.
     if type(value) is not memoryview:
         try:
             held = ffi.from_buffer(value)
             return Memory(held, view.nbytes, held, readonly=view.readonly or immutable, elements=elements_of_view(view))
         except (BufferError, ValueError):
-            # Some objects export their buffer only with its shape, as a view requests it.
+            # Some objects export their buffer only together with its shape. A memoryview requests it in this form.
             pass
     number = next(_numbers)
     _of_views[number] = held = ffi.from_buffer(view)
@@ -411,7 +412,7 @@ def _of_dlpack(value: Any, name: str, immutable: bool, is_written: bool) -> Memo
     if kind not in (_DL_CPU, _DL_CUDA, _DL_CUDA_HOST):
         raise ArgumentError(f"{name}: memory on DLPack's device type {kind} cannot be accessed: move it to the CPU or to a CUDA device")
     on_gpu = kind == _DL_CUDA
-    # Orders pending work of the producer before later work of the legacy default stream of its GPU.
+    # The producer orders its pending work before later work in the legacy default stream of its GPU.
     arguments: dict[str, Any] = {"stream": 1} if on_gpu else {}
     try:
         capsule = value.__dlpack__(**arguments, max_version=(1, 0))

@@ -87,10 +87,10 @@ class Message(Request):
     __slots__ = ("_called_in", "_info", "_is_receive", "_metadata")
 
     def __init__(self, held: object, request: Any, is_receive: bool, has_metadata: bool = False) -> None:
-        # Does not call the base class, because a send must be cheap.
+        # The constructor of the base class is not called, because a send must be fast.
         self._held, self._request, self._asked, self._error, self._lock = held, request, None, None, _new_lock()
         self._is_receive = is_receive
-        # Event loop for which the library calls back when the message has ended.
+        # Event loop that a callback of the library notifies when the message has ended.
         self._called_in: object = None
         self._info: Any = None
         self._metadata: Any = _new(_METADATA) if has_metadata else None
@@ -116,7 +116,7 @@ class Message(Request):
     def __await__(self) -> Generator[Any, None, MessageInfo | None]:
         if not self._has_ended():
             yield from awaited(self)
-        # The message has ended, although another thread may not have recorded it yet.
+        # The message has ended, but another thread may not have stored this yet.
         Request.synchronize(self)
         return self.info
 
@@ -155,8 +155,7 @@ class Message(Request):
             with _entered(here):
                 self._check_unless_ended(lib.mp_stream_wait_request(handle, self._request[0]))
 
-    # The lock protects the end of the request, and a waiting thread holds it. The following functions do not take it, so the request may
-    # have ended.
+    # A thread that waits for the request holds the lock. The following functions do not acquire it, so the request may have ended.
     @staticmethod
     def _check_unless_ended(status: int) -> None:
         if status and status != lib.MP_ERROR_INVALID_HANDLE:
@@ -200,7 +199,7 @@ class Message(Request):
         held = getattr(self, "_held", None)
         if held is not None:
             if self._is_receive and self._request[0] != NULL:
-                # Nobody could learn that the message has arrived.
+                # Cancel the receive, because the program could not detect its end.
                 lib.mp_request_cancel(self._request[0], _new(_INT))
             hold(self._request, held)
 
@@ -278,14 +277,14 @@ class Messenger(_library.Owner):
         self._handle = made[0]
         self._context = node.context
         self.rank, self.ranks = node.rank, node.ranks
-        # Number of channels to each rank.
+        # Number of channels that were created to each rank.
         self._channels: dict[int, int] = {}
         self._lock = threading.Lock()
         _open.add(self)
         _end_with_child()
 
     def __del__(self, destroy: Any = lib.mp_messenger_destroy) -> None:
-        # An object whose arguments were rejected has no handle.
+        # If the constructor rejected its arguments, there is no handle.
         if getattr(self, "_handle", NULL) != NULL:
             destroy(self._handle)
 
@@ -501,8 +500,8 @@ def _of_node(node: Node) -> Messenger:
     return made
 
 
-# Messengers are destroyed before the interpreter, whose functions they call: receives are cancelled, and unreceived messages are waited
-# for, ten seconds at most.
+# Messengers call functions of the interpreter, so they are destroyed before it exits. Receives are cancelled. Sent messages that are not
+# received are waited for, at most ten seconds.
 _open: weakref.WeakSet[Messenger] = weakref.WeakSet()
 
 

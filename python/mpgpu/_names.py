@@ -35,7 +35,7 @@ def _named(value: Any) -> int | None:
         return None
     kind = getattr(value, "type", None)
     if isinstance(kind, str):
-        # A torch.device; its text is its name.
+        # A torch.device: its text representation is its name.
         value = str(value)
     if not isinstance(value, str):
         gpu = getattr(value, "id", None)
@@ -68,7 +68,7 @@ _ORDER = "<" if sys.byteorder == "little" else ">"
 _KINDS = {"bool": "b", "uint": "u", "int": "i", "float": "f", "complex": "c"}
 _SIZES = {"b": (1,), "u": (1, 2, 4, 8), "i": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 _OF_PYTHON = {int: "int64", float: "float64", complex: "complex128", bool: "bool"}
-# Types that NumPy itself lacks, with their bytes. torch and ml_dtypes use these names.
+# Element types that NumPy lacks, with their sizes in bytes. torch and ml_dtypes use these names.
 WITHOUT_NUMPY = {
     "bfloat16": 2,
     "float8_e4m3fn": 1,
@@ -108,7 +108,8 @@ def _known(dtype: Any) -> str | None:
         if getattr(dtype, "hasobject", False):
             raise ArgumentError(f"dtype={dtype!r}: Python objects cannot be copied byte by byte", argument="dtype")
         return name if name in WITHOUT_NUMPY else short
-    # `jax.numpy.float32` has the attribute; `tensorflow.float32` has a name; torch's name is the end of its text.
+    # `jax.numpy.float32` has the attribute `dtype`, and `tensorflow.float32` has a name. For torch the name is the end of the text
+    # representation.
     of_numpy = getattr(dtype, "dtype", None)
     if of_numpy is not None:
         return _known(of_numpy)
@@ -203,7 +204,7 @@ def elements_of(value: Any, found: Elements) -> Elements:
         name = _known(dtype)
     except ArgumentError:
         return found
-    # Unknown types are not compared.
+    # Types that are unknown here count as different.
     return (name, tuple(shape)) if name is not None else found
 
 

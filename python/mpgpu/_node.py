@@ -52,7 +52,7 @@ class NodeTransfer(NamedTuple):
     """Number of bytes."""
 
 
-# Highest tag of the descriptors of collectives. It differs from tags of the program, unless the program uses the highest numbers.
+# Highest tag of the descriptors of collectives. High numbers are used, because tags of programs are usually low.
 _COLLECTIVE_TAG = 2**64 - 1
 
 
@@ -146,7 +146,7 @@ class Node(_library.Owner):
             raise TypeError("a node needs either an allgather or a socket at which the ranks meet")
         self.rank = _library.number("rank", rank, 2**32 - 1)
         self.ranks = _library.number("ranks", ranks, 2**32 - 1)
-        # Messenger of the node's own channels, if there are any, and the lock for creating it.
+        # Messenger that the node's channels use, if there are any, and the lock for creating it.
         self._messenger: Any = None
         self._lock = threading.Lock()
         _nodes.add(self)
@@ -164,7 +164,7 @@ class Node(_library.Owner):
                 numbers = ffi.new("int32_t[]", [device_number(each, "devices") for each in devices])
                 options.devices, options.device_count = numbers, len(numbers)
         except BaseException as error:
-            # The other ranks are in the call and wait for this one, so it makes the call to pass them the reason of its failure.
+            # The other ranks are in the call and wait for this rank. It therefore makes the call too, and passes the reason of its failure.
             failed, reason = error, _text(error)
             options.failure = reason
         made = ffi.new("mp_node_t *")
@@ -175,7 +175,7 @@ class Node(_library.Owner):
         self._handle = made[0]
 
     def __del__(self, destroy: Any = lib.mp_node_destroy) -> None:
-        # An object whose arguments were rejected has no handle.
+        # If the constructor rejected its arguments, there is no handle.
         if getattr(self, "_handle", NULL) != NULL:
             destroy(self._handle)
 
@@ -380,7 +380,7 @@ class Node(_library.Owner):
         try:
             whole = None if source is None else memory_of(source, "source")
             into = None if destination is None else memory_of(destination, "destination", True)
-            # Without sizes, all ranks have parts of the size of this rank's part.
+            # If no sizes are passed, the parts of all ranks have the size of this rank's part.
             own = into if kind == "scatter" else whole
             if own is None:
                 raise ArgumentError(f"a {kind} needs this rank's part")
@@ -444,7 +444,7 @@ class Node(_library.Owner):
         raised, self._gathering.raised = self._gathering.raised, None
         if status:
             if raised is not None and not isinstance(raised, Exception):
-                # Ctrl-C, or an exit.
+                # KeyboardInterrupt or SystemExit.
                 raise raised
             raise failure(status) from raised
 
@@ -485,7 +485,7 @@ _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    # A thread that the child does not have may have held a lock.
+    # A new lock is needed, because a thread that does not exist in the child may have held the old one.
     for node in _nodes:
         node._lock = threading.Lock()
 
@@ -523,7 +523,7 @@ def _transfer(index: int, transfer: Any) -> tuple[tuple[int, int, int], tuple[in
         ) from None
     for name, value, most in (
         *(("rank", end[0], 2**32 - 1) for end in ends),
-        # The highest number stands for no window.
+        # The highest number is MP_BY_TAG, which is not the index of a window.
         *(("window", end[1], lib.MP_BY_TAG - 1) for end in ends),
         *(("offset", end[2], 2**64 - 1) for end in ends),
         ("bytes", size, 2**64 - 1),

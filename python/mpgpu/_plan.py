@@ -28,12 +28,12 @@ _cast = ffi.cast
 _execute = lib.mp_execute
 _wait = lib.mp_wait
 _test = lib.mp_test
-# Types that are looked up once, because each call would otherwise parse their names.
+# C types, which are looked up once because each look-up parses the name.
 _REQUEST = ffi.typeof("mp_request_t *")
 _STREAM = ffi.typeof("mp_stream_t")
 _INT = ffi.typeof("int32_t *")
 
-# Time during which the main thread polls without pause, and the longest pause after that, seconds.
+# Time in seconds during which the main thread polls without a pause, and the longest pause after that.
 _WITHOUT_PAUSE = 1e-3
 _LONGEST_PAUSE = 0.5e-3
 _AT_ONCE = (False,)
@@ -44,7 +44,7 @@ _main_thread = threading.main_thread().ident
 
 
 def _after_fork() -> None:
-    # The thread that forked is the main thread of the child.
+    # In a child of fork, the thread that called fork is the main thread.
     global _main_thread
     _main_thread = _this_thread()
 
@@ -88,12 +88,12 @@ class Request(_library.Owner):
     __slots__ = ("__weakref__", "_asked", "_error", "_held", "_lock", "_request")
 
     def __init__(self, held: Any, request: Any) -> None:
-        # Created before the call that fills `request`, so that an exception of a signal handler cannot lose an execution that has begun.
-        # Holds the resources that the execution needs while it is in progress, and nothing afterwards.
+        # This object is created before the call that fills `request`, so that an exception of a signal handler cannot lose a running
+        # execution. `_held` keeps alive the resources that the execution needs. It is None after the execution has finished.
         self._held: Any = held
         self._request = request
         self._asked: Any = None
-        # Copies of it are raised, because the object itself would hold the frames it went through, and those hold the request.
+        # Copies of the error are raised. The object itself would keep the traceback's frames alive, and these keep the request alive.
         self._error: Error | None = None
         self._lock = threading.Lock()
 
@@ -125,14 +125,14 @@ class Request(_library.Owner):
             return True
         acquired: list[bool] = []
         try:
-            # Through map, for the reason given in `_ask`. Another thread that waits holds the lock.
+            # `map` is used for the reason given in `_ask`. If another thread waits for the execution, it holds the lock.
             acquired.extend(map(self._lock.acquire, _AT_ONCE))
             return acquired[0] and (self._held is None or self._ask())
         finally:
             if acquired and acquired[0]:
                 self._lock.release()
 
-    # The lock is held in the following functions.
+    # The caller of the following functions holds the lock.
     def _wait_until_ended(self) -> None:
         if _this_thread() != _main_thread:
             if self._asked is None:
@@ -147,7 +147,7 @@ class Request(_library.Owner):
         started = now = _now()
         while not self._ask():
             if now - started < _WITHOUT_PAUSE:
-                # On the host backend, threads of these processes move the bytes.
+                # On the host backend, threads of these processes copy the data and need the CPU.
                 os.sched_yield()
             else:
                 time.sleep(min((now - started) / 64, _LONGEST_PAUSE))
@@ -171,8 +171,8 @@ class Request(_library.Owner):
             self._prepare()
         statuses, done, call = self._asked
         if not statuses:
-            # A signal handler may raise as soon as a call returns. Its status would then be lost together with the request that it has
-            # destroyed. With map no handler runs before the status is in the list.
+            # A signal handler may raise an exception as soon as the C function returns. The status would then be lost, but the function has
+            # already destroyed the request. With `map` no handler runs before the status is in the list.
             statuses.extend(map(*call))
         status = statuses[0]
         if status == 0 and not done[0]:
@@ -184,7 +184,7 @@ class Request(_library.Owner):
     def _finished(self, status: int) -> None:
         if status:
             self._error = self._failure(status)
-        # This comes last: if a signal handler interrupts the steps above, they are repeated.
+        # This must be the last step: if a signal handler interrupts the steps above, they are repeated.
         self._held = None
 
     def _failure(self, status: int) -> Error:
@@ -375,7 +375,7 @@ class Plan(_library.Owner):
         self._handle = handle
         self._keep = [memory.keep for memory in memories]
         self._storages = Storages(memories)
-        # True if no end is host memory, which the caller may access without a stream.
+        # True if all sources and destinations are in GPU memory. Host memory may be accessed without a stream.
         self._is_on_gpus = all(memory.on_gpu for memory in memories)
         currents: dict[object, Current] = {}
         for memory in memories:
@@ -387,18 +387,19 @@ class Plan(_library.Owner):
                 with _entered(current.here(stream)):
                     check(lib.mp_stream_synchronize(context._handle, _cast(_STREAM, stream)))
             currents.setdefault(current.key, current)
-        # Streams of frameworks that order their later work come first: the plan runs in the first stream, and the others wait for it.
+        # The plan runs in the first stream, and the other streams wait for it. Streams of frameworks that order their later work come
+        # first.
         self._currents = tuple(sorted(currents.values(), key=lambda current: not current.is_known))
         self._single = self._currents[0] if len(self._currents) == 1 else None
         self._device = next(
             (memory.device for memory in memories if 0 <= memory.device < context.gpus), 0 if context.gpus else _library.HOST
         )
-        # Stream of executions without a stream argument, once it is known.
+        # Stream for executions without the argument `stream`, as soon as it is known.
         self._own: Any = None
         self._lock = threading.Lock()
 
     def __del__(self, destroy: Any = lib.mp_plan_destroy) -> None:
-        # An object whose arguments were rejected has no handle.
+        # If the constructor rejected its arguments, there is no handle.
         if getattr(self, "_handle", NULL) != NULL:
             for event in self._events:
                 lib.mp_event_destroy(self._context._handle, event)
@@ -424,8 +425,8 @@ class Plan(_library.Owner):
             NotSupported: the stream is being captured, and the execution cannot be captured.
         """
         if _dropped:
-            # One request is dropped at a time and up to two are released. A time loop that keeps no requests thus keeps those in flight,
-            # and checks few of them.
+            # Each execution adds at most one dropped request, and up to two are released here. A time loop that drops its requests
+            # therefore accumulates only those in flight, and few of them are checked.
             collect(2)
         if stream is None:
             if self._own is None:

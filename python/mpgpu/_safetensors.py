@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from .errors import ArgumentError
 
-# Bits of an element, by the format's name of its type.
+# Size of an element in bits, by the name of its type in the format.
 BITS = {
     "F4": 4,
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
@@ -23,13 +23,13 @@ BITS = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
-# Limit of the format, bytes.
+# Limit that the format defines, bytes.
 _LONGEST_HEADER = 100_000_000
 _LENGTH = struct.Struct("<Q")
 _AGAIN = "download or write it again"
 _MOST_NAMED = 3
 
-# Other files that are mistaken for weights: their first bytes, and the remedy.
+# Files of other formats that users often pass: their first bytes, and the remedy.
 _OTHERS = (
     (b"version https://git-lfs", "a Git LFS pointer in place of the file: run git lfs pull"),
     (b"PK\x03\x04", "a file of torch.save: mpgpu.torch.to(torch.load(path, mmap=True), device)"),
@@ -134,7 +134,7 @@ def _entry(value: Any, first: int) -> Entry | None:
     bits = BITS.get(dtype)
     for extent in shape:
         bits = bits and bits * extent
-    # The size of an unknown type is unknown too.
+    # The size of an element of an unknown type is not known.
     if end < begin or (bits is not None and bits != (end - begin) * 8):
         return None
     return Entry(dtype, tuple(shape), first + begin, first + end)

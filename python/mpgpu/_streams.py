@@ -39,7 +39,7 @@ class Stream(Owner):
         self._handle = made[0]
 
     def __del__(self, destroy: Any = lib.mp_stream_destroy) -> None:
-        # An object whose arguments were rejected has no handle.
+        # If the constructor rejected its arguments, there is no handle.
         if getattr(self, "_handle", NULL) != NULL:
             destroy(self._context._handle, self._handle)
 

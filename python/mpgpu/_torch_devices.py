@@ -26,7 +26,7 @@ def torch_device(device: Any) -> Any:
     """
     number = whole(device)
     if number is not None and number < 0:
-        # mpgpu's number of the host is not a number of torch.
+        # torch does not accept mpgpu's device numbers for host memory.
         if number != HOST:
             raise ArgumentError(f"device={device!r}: torch has one device for the host: pass mpgpu.HOST or 'cpu'", argument="device")
         return torch.device("cpu")

@@ -86,7 +86,7 @@ def _remedy(value: Any) -> str | None:
         return "pass torch.frombuffer(x, dtype=…)"
     if isinstance(value, (Set, ValuesView, deque)):
         return "pass list(x)" if any(map(_holds_tensors, value)) else None
-    # Iterating over other iterables could exhaust them. A file holds no tensors.
+    # Other iterables are not iterated, because that could exhaust them. A file contains no tensors.
     if isinstance(value, Iterable) and not hasattr(value, "read"):
         return "pass list(x)"
     return "pass a dict of the tensors that it holds, as vars(x)" if _holds_tensors(_attributes(value)) else None
@@ -110,7 +110,7 @@ def identity_of(tensor: Any) -> object:
     """Returns a key that is equal for two tensors if they have the same elements in the same memory."""
     if not tensor.numel():
         return id(tensor)
-    # Tensors on meta have no address.
+    # Tensors on the meta device have no address.
     address = tensor.data_ptr() or (tensor.untyped_storage()._cdata, tensor.storage_offset())
     place = (tensor.device, address, tuple(tensor.shape), tensor.stride(), tensor.dtype)
     # One tensor may be the conjugate or the negative of the other in the same memory.
@@ -132,7 +132,7 @@ def twin_of(tree: Any, make: Callable[[list[Any]], list[Any]], *, allows_meta: b
         if isinstance(node, torch.Tensor):
             return made[places[identity_of(node)]]
         if isinstance(node, Mapping):
-            # Keeps the attribute that torch adds to a state dict: `_metadata`.
+            # This keeps the attribute `_metadata`, which torch adds to a state dict.
             twin = shallow_copy(node) if isinstance(node, dict) else {}
             for key, value in node.items():
                 twin[key] = rebuild(value)
@@ -152,7 +152,7 @@ def pairs_of(dst: Any, src: Any) -> Iterator[tuple[Any, Any]]:
         ArgumentError: the trees differ in structure, or tensors differ in type or shape. Also the errors of :func:`tensors_of`.
     """
     for tree, name in ((dst, "dst"), (src, "src")):
-        # Checks the whole tree before any tensor is moved.
+        # The whole tree is checked before any tensor is copied.
         for _ in tensors_of(tree, name):
             pass
     yield from _pairs_below(dst, src, "")

@@ -51,7 +51,7 @@ __all__ = [
     "to",
 ]
 
-# Alignment of tensors in an allocation that they share, bytes. mp_alloc guarantees the same, and no kernel needs more.
+# Alignment in bytes of tensors that share an allocation. mp_alloc guarantees the same alignment, and no kernel needs more.
 _ALIGNMENT = 256
 
 Tree = TypeVar("Tree")
@@ -91,7 +91,7 @@ def pin(tree: Tree, *, device: Device = HOST, context: Context | None = None) ->
         pinned = _carve_like(tensors, host, context)
         with torch.no_grad():
             for dst, src in zip(pinned, tensors):
-                # torch copies them, because no GPU is involved.
+                # torch makes these copies, because no GPU is involved.
                 dst.copy_(src)
         return pinned
 
@@ -106,7 +106,7 @@ def plan(dst: Tree, src: Tree, **options: Any) -> Plan:
     Raises:
         ArgumentError: the trees differ in structure, types or shapes; a tensor is not contiguous; or an object is not a tree.
     """
-    # Tensors that are tied in both trees are copied once.
+    # Tensors that share memory in both trees are copied once.
     distinct = {(identity_of(one), identity_of(other)): (one, other) for one, other in pairs_of(dst, src)}
     return Plan(distinct.values(), **options)
 
@@ -184,7 +184,7 @@ def to(tree: Any, device: Any, stream: StreamLike | None = None, *, context: Con
     else:
         result = moved(tree, device)
     if stream is not None:
-        # Contiguous copies are still in progress in torch's current stream, with which `stream` is not ordered.
+        # torch's current stream may still be creating the contiguous copies, and `stream` is not ordered with it.
         for gpu in {one.device for one, each in plain.values() if one.is_cuda and one.data_ptr() != each.data_ptr()}:
             torch.cuda.current_stream(gpu).synchronize()
     copy_planned(Plan(pairs, context=context), stream)

@@ -11,9 +11,9 @@
 
 namespace mpgpu::detail {
 
-/// Move-only ownership of one C handle. Every owning type has one of these as its only member and no special member
-/// functions of its own. `Owner` is called with the handle to release it and holds the values that this requires. It
-/// moves with the handle, so that a moved-from object is completely empty.
+/// Move-only owner of one C handle. Every class that owns a handle has one of these as a member, and therefore needs no
+/// destructor or move operations of its own. To release the handle, `Owner` is called with it; `Owner` contains the
+/// values that this requires. It is moved together with the handle, so that a moved-from object is completely empty.
 template <class T, class Owner> class handle : private Owner {
   public:
     handle() noexcept = default;
@@ -24,7 +24,7 @@ template <class T, class Owner> class handle : private Owner {
     handle &operator=(const handle &) = delete;
 
     handle &operator=(handle &&other) noexcept {
-        handle moved(std::move(other)); // empties `other` first, so that moving an object into itself changes nothing
+        handle moved(std::move(other)); // `other` is emptied first, so that a self-move changes nothing
         std::swap(static_cast<Owner &>(*this), static_cast<Owner &>(moved));
         std::swap(value_, moved.value_);
         return *this;
@@ -40,7 +40,7 @@ template <class T, class Owner> class handle : private Owner {
     [[nodiscard]] const Owner &owner() const noexcept { return *this; }
     [[nodiscard]] Owner &owner() noexcept { return *this; }
 
-    /// Returns the address at which a C function writes or clears the handle.
+    /// Returns the address of the handle, for C functions that write or clear it.
     [[nodiscard]] T *address() noexcept { return &value_; }
 
     explicit operator bool() const noexcept { return value_ != nullptr; }
@@ -49,18 +49,19 @@ template <class T, class Owner> class handle : private Owner {
     T value_ = nullptr;
 };
 
-/// Owner of a handle whose destroy function takes only the handle.
+/// Function object that destroys a handle with a function whose only argument is the handle.
 template <auto Destroy> struct destroyed_by {
     template <class T> void operator()(T value) const noexcept { static_cast<void>(Destroy(value)); }
 };
 
-/// Owner of a handle whose destroy function also takes the context.
+/// Function object that destroys a handle with a function whose arguments are the context and the handle.
 template <auto Destroy> struct destroyed_in {
     mp_context_t context = nullptr;
     template <class T> void operator()(T value) const noexcept { static_cast<void>(Destroy(context, value)); }
 };
 
-/// Owner of memory from `mp_alloc`, with its properties. Frees it in stream order if a stream is set.
+/// Function object that frees memory from `mp_alloc`, with the properties of the memory. If a stream is set, it frees
+/// the memory in stream order.
 struct freed_in {
     mp_context_t context = nullptr;
     std::size_t size = 0;
@@ -74,7 +75,8 @@ struct freed_in {
     }
 };
 
-/// Owner of a mapping of another process's memory, or of a registration, with the properties of that memory.
+/// Function object that closes a mapping of another process's memory or removes a registration, with the properties of
+/// the memory.
 template <auto Release> struct released_in {
     mp_context_t context = nullptr;
     std::size_t size = 0;

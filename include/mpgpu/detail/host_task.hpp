@@ -19,7 +19,7 @@ template <class Task> void release_task(void *user) noexcept {
     delete static_cast<Task *>(user); // allocated in `launch_host`
 }
 
-/// Enqueues a copy of `task`. The library releases the copy when it will not run again.
+/// Enqueues a call of a copy of `task` in a stream. The library destroys the copy when it will not be called again.
 template <class Task> mp_status_t launch_host(mp_context_t context, mp_stream_t stream, Task &&task) {
     using stored = std::decay_t<Task>;
     static_assert(std::is_invocable_v<stored &>, "mpgpu: a host task is called without arguments");

@@ -11,8 +11,8 @@
 
 namespace mpgpu::detail {
 
-/// Common base of `buffer`, `imported_memory` and `registered_memory`: memory of one device, `size()` elements of `T`,
-/// which `Owner` releases. Move-only; a moved-from object is empty.
+/// Base class of `buffer`, `imported_memory` and `registered_memory`: owner of `size()` elements of type `T` in the
+/// memory of one device. `Owner` releases the memory. Move-only; a moved-from object is empty.
 template <class T, class Owner> class memory_owner {
     static_assert(std::is_trivially_copyable_v<T> && !std::is_const_v<T>,
                   "mpgpu: elements are moved as bytes and never constructed");
@@ -21,39 +21,40 @@ template <class T, class Owner> class memory_owner {
     /// Element type `T`.
     using element_type = T;
 
-    /// Returns the address of the first element. On a GPU of the CUDA backend only GPUs and copies may access it.
+    /// Returns the address of the first element. The CPU cannot access GPU memory of the CUDA backend.
     [[nodiscard]] T *data() noexcept { return handle_.get(); }
-    /// Returns the address of the first element. On a GPU of the CUDA backend only GPUs and copies may access it.
+    /// Returns the address of the first element. The CPU cannot access GPU memory of the CUDA backend.
     [[nodiscard]] const T *data() const noexcept { return handle_.get(); }
-    /// Returns the number of elements. 0 if the object is empty.
+    /// Returns the number of elements. It is 0 if the object is empty.
     [[nodiscard]] std::size_t size() const noexcept { return handle_.owner().size; }
-    /// Returns the number of bytes.
+    /// Returns the size of the memory in bytes.
     [[nodiscard]] std::size_t size_bytes() const noexcept { return size() * sizeof(T); }
-    /// Returns the device of the memory, with the device number that it has in this process. Meaningless if the object
-    /// is empty.
+    /// Returns the device that owns the memory, in the numbering of this process. The object must not be empty.
     [[nodiscard]] device location() const noexcept { return device::from_id(handle_.owner().device); }
-    /// True if this object owns memory.
+    /// Returns true if this object owns memory.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
-    /// Returns all elements, as one end of a transfer.
+    /// Returns a view of all elements, for use as the source or destination of a transfer.
     operator device_span<T>() noexcept { return {{data(), size()}, location()}; }
-    /// Returns all elements, as the source of a transfer.
+    /// Returns a read-only view of all elements, for use as the source of a transfer.
     operator device_span<const T>() const noexcept { return {array_view<const T>(data(), size()), location()}; }
 
-    /// Returns `count` elements from `offset` on, which must be inside the memory, as one end of a transfer.
+    /// Returns a view of the `count` elements that begin at index `offset`, for use as the source or destination of a
+    /// transfer. They must be inside the memory.
     [[nodiscard]] device_span<T> subspan(std::size_t offset, std::size_t count) {
         return device_span<T>(*this).subspan(offset, count);
     }
-    /// Returns `count` elements from `offset` on, which must be inside the memory, as the source of a transfer.
+    /// Returns a read-only view of the `count` elements that begin at index `offset`, for use as the source of a
+    /// transfer. They must be inside the memory.
     [[nodiscard]] device_span<const T> subspan(std::size_t offset, std::size_t count) const {
         return device_span<const T>(*this).subspan(offset, count);
     }
 
   protected:
-    /// Takes ownership of memory and releases the memory that it owned before.
+    /// Takes ownership of memory, and releases the memory that this object owned before.
     void own(void *data, Owner owner) noexcept { handle_ = handle<T *, Owner>(static_cast<T *>(data), owner); }
 
-    /// Returns the owner, which releases the memory.
+    /// Returns the object that releases the memory.
     [[nodiscard]] Owner &owner() noexcept { return handle_.owner(); }
 
   private:
@@ -70,7 +71,7 @@ template <class T, class Owner> device_span<const T> as_device_span(const memory
     return whole;
 }
 
-/// True if `as_device_span` accepts an lvalue of the type.
+/// True if an lvalue of the type can be passed to `as_device_span`, so that it can be a source or destination.
 template <class End, class = void> inline constexpr bool is_end = false;
 template <class End>
 inline constexpr bool

@@ -9,11 +9,11 @@
 
 namespace mpgpu::detail {
 
-/// Returns the text of `write(text, capacity, length)`. Calls `write` until the text fits, because a description may
-/// grow between two calls. Empty if `write` fails.
+/// Returns the text that `write(text, capacity, length)` writes. Calls `write` repeatedly until the text fits, because
+/// a description may become longer between two calls. The result is empty if `write` fails.
 template <class Write> [[nodiscard]] std::string text_of(const on_error &failed, const Write &write) {
     std::string text;
-    std::size_t length = 0; // with the final NUL
+    std::size_t length = 0; // including the final NUL
     mp_status_t status = write(nullptr, 0, &length);
     while (status == MP_SUCCESS) {
         text.resize(length);
@@ -23,7 +23,7 @@ template <class Write> [[nodiscard]] std::string text_of(const on_error &failed,
             break;
         }
         if (length > text.size()) {
-            status = MP_SUCCESS; // it has grown; any other failure leaves the length unchanged
+            status = MP_SUCCESS; // the text has become longer; other failures do not change the length
         }
     }
     failed.report(status);
