@@ -7,7 +7,7 @@
 //! | `join INBOX COUNTER` | maps the memory of the benchmark process to which `echo` answers, and executes one put |
 //! | `poison`, `check` | fills its inbox with wrong bytes; checks every byte of its inbox |
 //! | `await VALUE` | blocks until its counter has reached VALUE |
-//! | `echo put\|signal FIRST TRIPS` | enqueues TRIPS times: a wait for its counter, then an answer by a put with signal, or by a signal only |
+//! | `echo put\|signal FIRST TRIPS` | enqueues TRIPS times: a wait for its counter, then an answer (a put with signal, or a signal only) |
 //! | `drain` | blocks until the enqueued work is done |
 //! | `leave` | unmaps the memory of the benchmark process |
 //! | `meet SOCKET` | creates a node as rank 1, to send data back; then `pass TRIPS` enqueues the transfers, and `rest` waits for them |

@@ -28,7 +28,8 @@ pub struct Request {
     pub batch: Batch,
     /// Options with which the planner is called.
     pub options: Options,
-    /// True if executions of the plan choose among its variants by measured times.
+    /// True if executions of the plan choose, by measured times, among variants of the plan (plans for the same transfers over other
+    /// paths).
     pub adapt: bool,
 }
 
@@ -133,8 +134,8 @@ impl Cache {
     }
 
     /// Returns the cached planner's result for transfers with these devices and sizes (`shape`), or `None`. A hit is counted in the
-    /// statistics only if `is_requested` is true, that is, if the caller requested these transfers and the library does not plan a variant
-    /// of them.
+    /// statistics only if `is_requested` is true, that is, if the caller requested these transfers, and not the library in order to plan a
+    /// variant.
     pub fn get_shape(&self, shape: &ShapeRequest, is_requested: bool) -> Option<Arc<plan::Plan>> {
         let mut state = lock(&self.state);
         let planned = state.shapes.entries.get(shape).cloned();
@@ -168,15 +169,15 @@ impl Cache {
         kept.value
     }
 
-    /// Returns the state from which executions choose among variants, for transfers with these devices and sizes (`shape`). All plans of
-    /// such transfers share this state. Returns `None` if there is none yet.
+    /// Returns the measurements by which executions choose among the variants of a plan, for transfers with these devices and sizes
+    /// (`shape`). All plans of such transfers share these measurements. Returns `None` if there are none yet.
     pub(super) fn get_choice(&self, shape: &ShapeRequest) -> Option<Arc<SharedChoice>> {
         lock(&self.state).choices.entries.get(shape).cloned()
     }
 
-    /// Adds the state from which executions choose among variants, for transfers with these devices and sizes (`shape`). All plans of such
-    /// transfers share this state. Returns the state that the caller must use: that of another thread if it was added earlier, otherwise
-    /// `choice`.
+    /// Adds the measurements by which executions choose among the variants of a plan, for transfers with these devices and sizes (`shape`).
+    /// All plans of such transfers share them. Returns the measurements that the caller must use: those of another thread if they were
+    /// added earlier, otherwise `choice`.
     pub(super) fn insert_choice(&self, shape: ShapeRequest, choice: SharedChoice) -> Arc<SharedChoice> {
         let evicted;
         let mut state = lock(&self.state);
@@ -187,8 +188,8 @@ impl Cache {
         kept.value
     }
 
-    /// Returns all states from which executions choose among variants, each with its list of transfers (devices and sizes, without
-    /// addresses).
+    /// Returns the measurements by which executions choose among the variants of a plan, for each list of transfers (devices and sizes,
+    /// without addresses).
     pub(super) fn choices(&self) -> Vec<(ShapeRequest, Arc<SharedChoice>)> {
         lock(&self.state).choices.entries.iter().map(|(shape, choice)| (shape.clone(), choice.clone())).collect()
     }

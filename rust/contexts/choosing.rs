@@ -1,5 +1,5 @@
-//! Chooses the variant of a plan that an execution uses, from measured times. The rule of the choice is implemented in
-//! [`adapt`](crate::adapt).
+//! Chooses the variant of a plan that an execution uses, by measured times. The variants of a plan are plans for the same transfers over
+//! other paths; one of them consists of plain copies. The rule of the choice is implemented in [`adapt`](crate::adapt).
 //!
 //! Some executions are measured by two timestamps ("moments") in the caller's stream, before and after the execution. A later execution
 //! reads these timestamps without waiting. So if a program enqueues far ahead of its streams, measured times become known late.
@@ -66,8 +66,8 @@ pub(super) fn now() -> Option<Duration> {
     SystemTime::now().duration_since(UNIX_EPOCH).ok()
 }
 
-/// State from which executions choose among variants. All plans for the same devices and sizes share one such state, whatever their
-/// addresses.
+/// Measurements by which executions choose among the variants of a plan. All plans for the same devices and sizes share these measurements,
+/// whatever their addresses.
 #[derive(Debug)]
 pub(super) struct SharedChoice {
     /// Choice for isolated executions.

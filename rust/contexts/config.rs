@@ -74,7 +74,8 @@ pub struct Config {
     /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` wrote, or [`NO_TUNING`]. The file is read when a context is created. If the
     /// value is `None` and the context uses a stored probe, the tuning that is stored with the probe is used.
     pub tuning_file: Option<String>,
-    /// `MPGPU_ADAPT`: true if executions choose among the variants of their plan by measured times.
+    /// `MPGPU_ADAPT`: true if executions choose, by measured times, among variants of their plan (plans for the same transfers over other
+    /// paths).
     pub adapt: bool,
     /// `MPGPU_VERIFY`: checks that are made on every execution.
     pub verify: Verify,
@@ -323,7 +324,7 @@ pub struct PlanOptions {
     pub min_bytes: Option<u64>,
     /// Maximum amount of staging memory on each device in bytes. It must not exceed the amount of the context.
     pub staging_bytes: Option<u64>,
-    /// True if executions choose among the variants of the plan by measured times.
+    /// True if executions choose, by measured times, among variants of the plan (plans for the same transfers over other paths).
     pub adapt: Option<bool>,
 }
 

@@ -42,7 +42,8 @@ pub struct Plan {
     /// Imported memory that the plan uses. The references are weak, because a cached plan must not keep the connection to another process
     /// open.
     imports: Box<[Weak<Import>]>,
-    /// Variants of the plan among which executions choose by measured times; `None` if there is only the plan itself.
+    /// Variants of the plan (plans for the same transfers over other paths), among which executions choose by measured times; `None` if
+    /// there is only the plan itself.
     variants: Option<Box<Variants>>,
     /// Executor that runs the plan.
     executor: plan::Engine,
@@ -354,7 +355,7 @@ fn place(context: &ContextState, program: &plan::Program, of: Option<&Plan>) -> 
     Ok((bases.into(), regions))
 }
 
-/// Variants of a plan among which executions choose, with the GPUs that the plan uses.
+/// Variants of a plan (plans for the same transfers over other paths), among which executions choose, and the GPUs that the plan uses.
 ///
 /// While other streams copy, the active variant is at first the plain copies, because they use only the direct links. In two cases
 /// executions use only the plain copies and try nothing else, because one stream would gain the bandwidth that another stream loses:

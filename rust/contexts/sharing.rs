@@ -311,7 +311,8 @@ impl ContextState {
                 waited = true;
             }
             let importing = lock(&sharing.importing);
-            // If two threads close the last two uses at the same time, one of them detects only here that its use is the last one.
+            // If two threads close the last two uses of an import at the same time, one of them detects only here that it closes the last
+            // use.
             if waited || !import.is_foreign() || !import.is_last(address) {
                 break (find()?, importing);
             }

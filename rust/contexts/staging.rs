@@ -283,7 +283,7 @@ struct Users {
     next_turn: u64,
     /// Number of threads that wait until another thread's reservation (turn) ends.
     waiting: usize,
-    /// Number of ranges in the table above which finished executions are removed from the table.
+    /// Threshold for the number of ranges in the table. If there are more, finished executions are removed.
     sweep_at: usize,
 }
 
