@@ -27,10 +27,10 @@ pub unsafe extern "C" fn mp_log_set_callback(max_level: mp_log_level_value, call
         let level = usize::try_from(max_level).ok().and_then(|level| LevelFilter::iter().nth(level));
         let level = level.ok_or_else(|| bad_value(c"max_level", max_level, "from 0 (MP_LOG_OFF) to 5 (MP_LOG_TRACE)"))?;
         if INSIDE.get() {
-            return Err(Failure::invalid(c"callback", "a log callback cannot replace the log callback: set it outside"));
+            return Err(Failure::invalid(c"callback", "a log callback cannot replace itself: set the log callback outside of it"));
         }
         if !install() {
-            let message = "this process has a Rust logger of its own, which receives mpgpu's records";
+            let message = "this process has its own Rust logger, which receives the log records of mpgpu";
             return Err(Failure::argument(mp_status_t::MP_ERROR_NOT_SUPPORTED, c"callback", message));
         }
         let mut sinks = SINKS.write().unwrap_or_else(PoisonError::into_inner);

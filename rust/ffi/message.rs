@@ -64,7 +64,10 @@ impl EnvelopeOut {
         let given = versioned(info, c"info")?;
         if given.metadata.is_null() && given.metadata_capacity > 0 {
             let capacity = given.metadata_capacity;
-            return Err(Failure::invalid(c"metadata", format!("metadata is NULL, and metadata_capacity is {capacity}: must be 0 then")));
+            return Err(Failure::invalid(
+                c"metadata",
+                format!("metadata is NULL, but metadata_capacity is {capacity}: must be 0 if metadata is NULL"),
+            ));
         }
         Ok(Some(EnvelopeOut { out: VersionedOut::new(info, c"info")?, given }))
     }

@@ -93,7 +93,7 @@ pub unsafe extern "C" fn mp_node_create(
             (None, Ok(Some(path))) => meet_at(Path::new(path), rank, ranks).map_err(Failure::from),
             (None, _) if ranks == 1 => Ok(Box::new(Alone)),
             (None, _) => {
-                let message = "allgather is NULL, and options name no socket at which the ranks could meet";
+                let message = "allgather is NULL, and the options name no socket through which the ranks can connect";
                 Err(Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, c"allgather", message))
             }
         };
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn mp_node_create(
             Ok(handed) => handed,
             Err(failure) => {
                 let told = ranks_meet.map(|gather| NodeGroup::refuse_new(rank, ranks, gather, &failure.message));
-                log::debug!("the other ranks receive {:?}: {told:?}", failure.message);
+                log::debug!("reporting {:?} to the other ranks: {told:?}", failure.message);
                 return Err(failure);
             }
         };
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn mp_node_create(
 pub(super) fn handed<T>(node: &NodeGroup, call: Collective, parse: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     parse().inspect_err(|failure| {
         let told = node.refuse(call, &failure.message);
-        log::debug!("the other ranks receive {:?}: {told:?}", failure.message);
+        log::debug!("reporting {:?} to the other ranks: {told:?}", failure.message);
     })
 }
 

@@ -114,7 +114,7 @@ fn agents_of(bits: u32, tells: bool) -> Result<Vec<Agent>, Failure> {
         return Err(Failure::invalid(c"agents", format!("agents={bits:#x}: must be {reason}")));
     }
     if bits & 1 != 0 && tells {
-        let reason = "MP_AGENT_AUTO chooses among ways only where arrivals are off";
+        let reason = "MP_AGENT_AUTO chooses among several methods only if arrivals is off";
         return Err(Failure::invalid(c"agents", format!("agents={bits:#x}: {reason}")));
     }
     let bits = if bits == 0 { 0b10 } else { bits };

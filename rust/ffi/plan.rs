@@ -40,7 +40,9 @@ static PLANS: Table<PlanEntry> = Table::new(2);
 pub(super) fn node_plan(plan: mp_plan_t) -> Result<Arc<NodePlan>, Failure> {
     match PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())? {
         AnyPlan::Node(plan) => Ok(plan),
-        AnyPlan::Own(_) => Err(Failure::invalid(c"plan", "its transfers do not move in partitions: plan them on a node, with partitions")),
+        AnyPlan::Own(_) => {
+            Err(Failure::invalid(c"plan", "the transfers of the plan do not move in partitions: plan them on a node, with partitions"))
+        }
     }
 }
 

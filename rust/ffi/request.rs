@@ -129,8 +129,8 @@ fn finish(request: Out<mp_request_t>, handle: mp_request_t) -> Result<(), Failur
 /// Returns the send or receive to which a completion belongs. Fails if it belongs to an execution.
 fn operation_of(completion: &Completion, argument: Name) -> Result<&Operation, Failure> {
     completion.as_any().downcast_ref().ok_or_else(|| {
-        let remedy = if argument == c"info" { ": let info be NULL" } else { "" };
-        Failure::invalid(argument, format!("request is of an execution, not of a message{remedy}"))
+        let remedy = if argument == c"info" { ": pass NULL as info" } else { "" };
+        Failure::invalid(argument, format!("request belongs to an execution, not to a message{remedy}"))
     })
 }
 

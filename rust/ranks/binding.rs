@@ -102,7 +102,7 @@ impl Used {
             for &(address, id) in &self.allocations {
                 if shared.locate(address)?.map(|found| found.id) != Some(id) {
                     let reason =
-                        format!("{address:#x}, memory of this node plan, was freed; destroy the plan on all ranks, and plan again");
+                        format!("memory of this node plan at {address:#x} was freed; destroy the plan on all ranks, and plan again");
                     return Err(Error::NodeArgument { argument: c"plan", reason });
                 }
             }
@@ -155,7 +155,7 @@ impl NodeGroup {
         let offers = call.all(self.offer(together, windows, progress, &mut bindings, held))?;
         let digest = offers[self.rank() as usize].digest;
         if let Some(rank) = offers.iter().position(|offer| offer.digest != digest) {
-            let reason = "it has made another plan of the same transfers: link all ranks with the same build".into();
+            let reason = "it has made a different plan for the same transfers: link all ranks with the same build of mpgpu".into();
             return Err(Error::RankFailed { rank: rank as u32, reason });
         }
         let part = &together.parts.parts[self.rank() as usize];
@@ -230,7 +230,7 @@ impl NodeGroup {
         let mut small = SmallPart::new(part, bindings)?;
         let backend = context.backend();
         let reach = backend.action_reach(small.device, &small.program, &small.endpoints);
-        let reach = reach.inspect_err(|error| log::debug!("no kernel does the steps of a node plan: {error}")).ok()?;
+        let reach = reach.inspect_err(|error| log::debug!("the steps of a node plan are not executed by one kernel: {error}")).ok()?;
         let stop = bindings.flags.get(&rank)? + together.places_of(rank)? + StepPlaces::BYTES;
         let words = words + together.near_of(rank)?.words;
         // Copies out of an inbox stay within one GPU's memory, so they are faster than copies over NVLink.
@@ -371,7 +371,7 @@ impl NodeGroup {
         let closed = held.imports.drain(..).map(|address| self.context.state().close_memory(address));
         let freed = held.allocations.drain(..).map(|address| self.context.state().free_unmapped(address));
         for error in closed.chain(freed).filter_map(Result::err) {
-            log::debug!("freeing memory of a node plan: {error}");
+            log::debug!("could not free memory of a node plan: {error}");
         }
     }
 }

@@ -214,8 +214,9 @@ impl Exchange {
             let mut caller = lock(&self.caller);
             if let Some((_, outer)) = caller.inside.filter(|(thread, _)| *thread == own) {
                 let (inner, outer) = (call.name(), outer.name());
-                let reason =
-                    format!("{inner} was started by a callback of {outer} on the same node, which waits for it: start it afterwards");
+                let reason = format!(
+                    "{inner} was started by a callback of {outer} on the same node, which waits for the callback: start it afterwards"
+                );
                 return Err(Error::NodeArgument { argument: c"node", reason });
             }
             caller.waiting += 1;
@@ -241,7 +242,7 @@ impl Exchange {
         for (rank, of_rank) in (0..).zip(all) {
             if let Some(((name, value), (_, first))) = of_rank.iter().zip(all[0]).find(|(value, first)| value != first) {
                 let reason = format!(
-                    "{name}={value}, and rank 0 has {name}={first}: pass the same options and set the same MPGPU_* variables on all ranks"
+                    "{name}={value}, but rank 0 has {name}={first}: pass the same options and set the same MPGPU_* variables on all ranks"
                 );
                 return Err(self.blame(rank, argument, reason));
             }
@@ -257,7 +258,7 @@ pub(super) type Named = Vec<(String, String)>;
 pub(super) fn check_rank(rank: u32, ranks: u32) -> Result<(), Error> {
     if ranks == 0 || ranks > MOST_RANKS || rank >= ranks {
         let (rank, ranks) = (rank.cast_signed(), ranks.cast_signed());
-        let reason = format!("rank {rank} of {ranks}: ranks count from 0, and there are 1 to {MOST_RANKS}");
+        let reason = format!("rank {rank} of {ranks}: ranks are numbered from 0, and a node has 1 to {MOST_RANKS} ranks");
         return Err(Error::NodeArgument { argument: c"rank", reason });
     }
     Ok(())
@@ -303,7 +304,7 @@ impl CollectiveCall<'_> {
     pub fn all_bytes(&mut self, mine: &[u8]) -> Result<Texts, Error> {
         let sizes = self.all(Ok(mine.len()))?;
         if let Some((rank, size)) = (0..).zip(&sizes).find(|(_, size)| **size != sizes[0]) {
-            let reason = format!("it passes {size} bytes, and rank 0 {}: pass as many on all ranks", sizes[0]);
+            let reason = format!("it passes {size} bytes, but rank 0 passes {}: pass the same number on all ranks", sizes[0]);
             return Err(self.exchange.blame(rank, c"bytes", reason));
         }
         self.gather(mine)
@@ -356,7 +357,8 @@ impl CollectiveCall<'_> {
         let said = heads.iter().fold(0, |sum: u64, head| sum.saturating_add(head.bytes));
         if said > MOST_BYTES {
             return Err(Error::NotSupported(format!(
-                "the ranks pass {said} bytes of descriptions, more than {MOST_BYTES}: plan fewer transfers at a time"
+                "the descriptions of the transfers of all ranks have {said} bytes, more than the limit of {MOST_BYTES}: plan fewer \
+                 transfers at a time"
             )));
         }
         let most = heads.iter().map(|head| head.bytes as usize).max().unwrap_or(0);
@@ -400,12 +402,13 @@ fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error
     for (rank, head) in heads.chunks_exact(HEAD).enumerate() {
         all.push(Head::decode(head).ok_or_else(|| {
             broken(format!(
-                "rank {rank} has sent data that cannot be decoded: link all ranks with the same version, and do what MPI_Allgather does"
+                "rank {rank} has sent data that cannot be decoded: link all ranks with the same version, and make the function behave \
+                 like MPI_Allgather"
             ))
         })?);
     }
     if all.get(own) != Some(mine) {
-        return Err(broken("it has returned other bytes than were sent; it must do what MPI_Allgather does".into()));
+        return Err(broken("the function has not returned the bytes that were sent; it must behave like MPI_Allgather".into()));
     }
     let known = all.iter().find(|head| head.call != Collective::FAIL).unwrap_or(mine);
     if all.iter().all(|head| head.goes_with(known)) {
@@ -416,7 +419,8 @@ fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error
     let (rank, other) = other.map_or((0, known), |rank| (rank, &all[rank]));
     let elsewhere = if other.node == mine.node { "" } else { " of another node" };
     let reason = format!(
-        "it is in {}{elsewhere}, its call {}, and this rank in {}, its call {}: make the same calls on all ranks, in the same order; after an \
+        "it is in {}{elsewhere}, its collective call number {}, but this rank is in {}, its collective call number {}: make the same \
+         calls on all ranks, in the same order; after an \
          error of the allgather create the node again",
         other.call.name(),
         other.number,

@@ -78,7 +78,8 @@ impl NodeGroup {
         let known = call.all(topology_of(context, &uuids).map(|topology| topology.map(|topology| topology.to_toml())))?;
         let Some(text) = known.into_iter().flatten().next() else {
             return Err(Error::NotSupported(format!(
-                "no rank knows how the {} GPUs of this node are connected: name a topology file that has them all (MPGPU_TOPOLOGY), run `mpgpu probe` \
+                "no rank knows how the {} GPUs of this node are connected: name a topology file that contains all of them \
+                 (MPGPU_TOPOLOGY), run `mpgpu probe` \
                  once where all of them are visible, or make them visible to NVML",
                 uuids.len()
             )));
@@ -87,7 +88,7 @@ impl NodeGroup {
         topology.costs = topology.costs.between_ranks();
         let machine = Machine::new(topology)?;
         if machine.gpu_count() as usize != gpus.len() {
-            let reason = format!("the topology that was found has {} GPUs, the ranks have {}", machine.gpu_count(), gpus.len());
+            let reason = format!("the topology that was found has {} GPUs, but the ranks have {}", machine.gpu_count(), gpus.len());
             return Err(Error::Option { name: "topology", value: machine.topology().name.clone(), reason });
         }
         drop(call);
@@ -260,16 +261,22 @@ fn check(hellos: &[Hello], own: usize) -> Result<(), Error> {
     for (rank, there) in (0..).zip(hellos) {
         let refuse = |reason: String| Err(Error::RankFailed { rank, reason });
         if there.version != here.version {
-            return refuse(format!("it links mpgpu {}, and this rank {}: link all with the same version", there.version, here.version));
+            return refuse(format!(
+                "it is linked with mpgpu {}, and this rank with {}: link all ranks with the same version",
+                there.version, here.version
+            ));
         }
         if there.backend != here.backend {
             return refuse(format!(
-                "it runs on the {} backend, and this rank on {}: set the same MPGPU_BACKEND on all ranks",
+                "it runs on the {} backend, but this rank on {}: set the same MPGPU_BACKEND on all ranks",
                 there.backend, here.backend
             ));
         }
         if there.hosts != here.hosts {
-            return refuse(format!("its topology has {} host domains, and this rank's {}", there.hosts, here.hosts));
+            return refuse(format!(
+                "its topology has {} host domains, but that of this rank has {}: set the same MPGPU_TOPOLOGY on all ranks",
+                there.hosts, here.hosts
+            ));
         }
         // Ranks in one process can always share memory.
         if (there.process, there.drawn) != (here.process, here.drawn) {

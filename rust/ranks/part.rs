@@ -606,7 +606,7 @@ impl BoundPart {
         let (streams, joined): (Vec<_>, Vec<_>) = self.lanes.drain(..).unzip();
         let given_back = streams.into_iter().map(|stream| backend.destroy_stream(stream));
         for error in given_back.chain(events.chain(joined).map(|event| backend.destroy_event(event))).filter_map(Result::err) {
-            log::debug!("destroying streams of a node plan: {error}");
+            log::debug!("could not destroy streams of a node plan: {error}");
         }
     }
 }

@@ -199,7 +199,7 @@ impl PartitionWords {
     pub fn arm(&self, is_captured: bool) -> Result<(), Error> {
         let mut state = lock(&self.state);
         if state.armed.is_some() {
-            let reason = "it is armed already: execute it, after what makes its partitions ready".into();
+            let reason = "the plan is armed already: execute it after the work that makes its partitions ready".into();
             return Err(Error::NodeArgument { argument: c"plan", reason });
         }
         state.armed = Some(is_captured);
@@ -216,8 +216,13 @@ impl PartitionWords {
         let mut state = lock(&self.state);
         let refuse = |reason: &str| Err(Error::NodeArgument { argument: c"plan", reason: reason.into() });
         match state.armed {
-            None => refuse("its transfers move in partitions, and it is not armed: arm the plan before the work that makes them ready"),
-            Some(armed) if armed != is_captured => refuse("it was armed outside of this capture: arm and execute it in the same capture"),
+            None => refuse(
+                "the transfers of the plan move in partitions, and the plan is not armed: arm it before the work that makes the \
+                 partitions ready",
+            ),
+            Some(armed) if armed != is_captured => {
+                refuse("the plan was armed outside of this capture: arm and execute it in the same capture")
+            }
             Some(_) => {
                 state.armed = None;
                 Ok(())
@@ -313,7 +318,7 @@ impl EndsFirst for PartitionWords {
 
     fn end(&self, until: Instant) {
         if let Err(error) = self.finish(until) {
-            log::warn!("destroying a node plan together with its context: {error}");
+            log::warn!("could not destroy a node plan together with its context: {error}");
         }
     }
 

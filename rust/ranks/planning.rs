@@ -86,7 +86,7 @@ impl NodeGroup {
                 Ok(kernel) => kernels.push(kernel),
                 // The plan then contains only the variants that were bound before. All ranks have received the error.
                 Err(error) if together.is_stored() && !kernels.is_empty() && !matches!(error, Error::Allgather(_)) => {
-                    log::debug!("producers do not store in steps of node plan {number}: {error}");
+                    log::debug!("producing kernels do not store the data themselves in steps of node plan {number}: {error}");
                     variants.truncate(kernels.len());
                 }
                 Err(error) => break Err(error),
@@ -132,7 +132,8 @@ impl NodeGroup {
     fn resolve(&self, options: &PlanOptions) -> Result<Options, Error> {
         let config = self.context.config();
         if config.verify == Verify::Bytes {
-            let why = "a plan of several ranks cannot compare its bytes, because no rank sees both ends; unset MPGPU_VERIFY=bytes";
+            let why = "the bytes of a plan of several ranks cannot be compared, because no rank sees both source and destination; unset \
+                       MPGPU_VERIFY=bytes";
             return Err(Error::NotSupported(why.into()));
         }
         // With 0 threads, the driver copies pageable memory. Each rank's pageable memory is visible to that rank only, so threads cannot
@@ -178,8 +179,8 @@ impl NodeGroup {
             if self.context.state().crosses_pieces(address, bytes) {
                 let piece = size(REGISTERED_PIECE);
                 return refuse(format!(
-                    "{address:#x} ({bytes} bytes) is registered memory of several pieces: pass windows that end where addresses are multiples of \
-                     {piece}, or allocate it in the context"
+                    "{address:#x} ({bytes} bytes) spans several blocks of registered memory: pass windows that do not cross an address \
+                     that is a multiple of {piece}, or allocate the memory in the context"
                 ));
             }
             told.push(ToldWindow { device: device.0, is_pageable, address, bytes });

@@ -50,7 +50,7 @@ impl Progress {
             (None, true) => format!("an earlier step of node plan {plan} has failed on this rank"),
             (None, false) => format!("a rank has destroyed node plan {plan} after {last} steps"),
         };
-        Err(BackendError::PeerGone(format!("{what}; destroy it here too")).into())
+        Err(BackendError::PeerGone(format!("{what}; destroy the plan on this rank too")).into())
     }
 
     /// Decrements the step counter after a step that was not enqueued, or not completely.

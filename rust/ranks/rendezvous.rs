@@ -46,7 +46,7 @@ impl Rendezvous {
         let until = Instant::now() + PATIENCE;
         let address = SocketAddrUnix::new(path).map_err(|error| {
             let bytes = path.as_os_str().len();
-            refused(path, &format!("it has {bytes} bytes, but the path of a socket has 1 to 107 ({error}): name a shorter one"))
+            refused(path, &format!("the path has {bytes} bytes, but the path of a socket must have 1 to 107 ({error}): use a shorter path"))
         })?;
         let peers = if rank == 0 {
             let listener = Listener::bind(path, &address)?;
@@ -91,7 +91,7 @@ impl Rendezvous {
 impl Allgather for Rendezvous {
     fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
         if let Some(reason) = &self.ended {
-            return Err(format!("the ranks have closed their connections ({reason}): create the node again on all"));
+            return Err(format!("the ranks have closed their connections ({reason}): create the node again on all ranks"));
         }
         self.exchange(send, receive).inspect_err(|reason| {
             // The other ranks are notified, so that they do not wait for this rank.
@@ -148,9 +148,12 @@ fn check_left_over(path: &Path, address: &SocketAddrUnix) -> Result<(), Error> {
         Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(()),
         Ok(()) => {
             let who = Credentials::of_peer(&socket).map_or("a process".into(), |peer| peer.to_string());
-            Err(refused(path, &format!("{who} listens there, perhaps rank 0 of another job: give each job a path of its own")))
+            Err(refused(
+                path,
+                &format!("{who} already listens at this path, perhaps as rank 0 of another job: give each job a path of its own"),
+            ))
         }
-        Err(error) => Err(refused(path, &format!("another process may listen there ({error}): give each job a path of its own"))),
+        Err(error) => Err(refused(path, &format!("another process may listen at this path ({error}): give each job a path of its own"))),
     }
 }
 
@@ -164,7 +167,10 @@ fn check_kind(path: &Path) -> Result<(), Error> {
     if file.uid() != user {
         return Err(refused(
             path,
-            &format!("it is a socket of user {}, and this is user {user}: name a path in a folder of your own", file.uid()),
+            &format!(
+                "the path is a socket of user {}, but this process runs as user {user}: name a path in a folder of your own",
+                file.uid()
+            ),
         ));
     }
     Ok(())
@@ -187,14 +193,14 @@ fn connect(path: &Path, address: &SocketAddrUnix, until: Instant) -> Result<Sock
             Err(error) => return Err(failed(path, &error.to_string())),
         }
         if Instant::now() >= until {
-            return Err(failed(path, &format!("rank 0 has not listened within {} s", PATIENCE.as_secs())));
+            return Err(failed(path, &format!("rank 0 did not start to listen within {} s", PATIENCE.as_secs())));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
     let listens = Credentials::of_peer(&socket).map_err(|error| failed(path, &error.to_string()))?;
     if listens.user != rustix::process::geteuid().as_raw() {
         let user = listens.user;
-        let reason = format!("{listens} (user {user}) listens there and receives no data: name a path in a folder of your own");
+        let reason = format!("{listens} (user {user}) listens at this path and is not trusted: name a path in a folder of your own");
         return Err(refused(path, &reason));
     }
     Ok(socket)
@@ -217,7 +223,7 @@ fn accept(listener: &Socket, peers: &mut [Option<Socket>], ranks: u32, until: In
         let sockets = std::iter::once(listener).chain(of_peers).chain(newcomers.iter().map(|newcomer| &newcomer.socket));
         let mut watched: Vec<PollFd<'_>> = sockets.map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
         if !wait(&mut watched, until).map_err(|error| error.to_string())? {
-            return Err(format!("rank {} has not connected within {} s", missing + 1, PATIENCE.as_secs()));
+            return Err(format!("rank {} did not connect within {} s", missing + 1, PATIENCE.as_secs()));
         }
         let has_news: Vec<bool> = watched.iter().map(|polled| !polled.revents().is_empty()).collect();
         drop(watched);
@@ -243,7 +249,9 @@ fn accept(listener: &Socket, peers: &mut [Option<Socket>], ranks: u32, until: In
                         format!("a second rank {number} has connected: give each rank its own number, and each job its own path")
                     }
                     _ => {
-                        format!("rank {number} of {all} has connected, and rank 0 is one of {ranks}: pass the same number of ranks on all")
+                        format!(
+                            "rank {number} of {all} has connected, but rank 0 is one of {ranks}: pass the same number of ranks on all ranks"
+                        )
                     }
                 };
                 dismiss(&[newcomer.socket], &reason);
@@ -378,7 +386,7 @@ fn hear(root: &Socket, room: &mut [u8], until: Instant) -> Result<(), String> {
 fn lost(rank: usize, error: Errno) -> String {
     match error {
         Errno::TIMEDOUT => format!("rank {rank} has sent nothing for {} s", PATIENCE.as_secs()),
-        Errno::CONNRESET | Errno::PIPE => format!("rank {rank} has gone"),
+        Errno::CONNRESET | Errno::PIPE => format!("rank {rank} has exited or closed its connection"),
         error => format!("rank {rank}: {error}"),
     }
 }

@@ -73,8 +73,8 @@ impl RankParts {
         let choice = match &mut self.variants {
             None => return Ok((0, false)),
             Some(variants) if is_captured => variants.fix(step + 1).ok_or_else(|| {
-                let why = "this rank captures a step of a node plan, and another has executed further ones by now, which may take other paths: capture on \
-                           all ranks after as many executions on each, or plan with adapt off";
+                let why = "this rank captures a step of a node plan, but another rank has already executed later steps, which may use \
+                           other paths: capture after the same number of executions on all ranks, or plan with adapt off";
                 Error::NotSupported(why.into())
             })?,
             Some(variants) => variants.next(step),
@@ -253,9 +253,10 @@ impl NodePlan {
         self.node.leave(&lock(&self.held).flags, departure);
         let plan = self.progress.plan;
         let reason = format!(
-            "step {step} of node plan {plan} comes after step {before} of node plan {other} in stream {:#x}, and rank {rank} has enqueued them in one \
-             stream the other way round: both ranks would wait forever, so the step was not enqueued. Enqueue node plans that share a stream in the \
-             same order on all ranks; destroy node plan {plan} on all, and plan again",
+            "step {step} of node plan {plan} comes after step {before} of node plan {other} in stream {:#x}, but rank {rank} has enqueued \
+             them in one stream in the opposite order: both ranks would wait forever, so the step was not enqueued. Enqueue node plans \
+             that share a stream in the \
+             same order on all ranks; destroy node plan {plan} on all ranks, and plan again",
             stream.0
         );
         Err(Error::NodeArgument { argument: c"plan", reason })
@@ -265,7 +266,8 @@ impl NodePlan {
     fn unbroken(&self) -> Result<MutexGuard<'_, RankParts>, Error> {
         let parts = lock(&self.parts);
         if self.is_broken.load(Ordering::Acquire) {
-            let why = "an earlier execution of this node plan could not be enqueued as a whole, so the ranks are out of step; destroy it on all, and plan again";
+            let why = "an earlier execution of this node plan could not be enqueued as a whole, so the ranks have executed different \
+                       numbers of steps; destroy the plan on all ranks, and plan again";
             return Err(Error::NotSupported(why.into()));
         }
         Ok(parts)
@@ -333,7 +335,7 @@ impl NodePlan {
                 [part.ends.len() + count(part, |step| step.takes.len()), part.begins.len() + count(part, |step| step.raises.len())];
             let _ = writeln!(
                 text,
-                "  rank {rank} ({}): {} operations on {} lanes, {bytes} bytes; sets {raised} flags, waits for {taken}",
+                "  rank {rank} ({}): {} operations on {} lanes (internal streams), {bytes} bytes; sets {raised} flags, waits for {taken}",
                 gpus.join(", "),
                 part.steps.len(),
                 part.lanes.len()
@@ -348,13 +350,16 @@ impl NodePlan {
             let mapped = lock(&self.held).imports.len();
             let _ = writeln!(
                 text,
-                "  holds {}, in this rank's numbering of devices; has mapped {mapped} allocations of other ranks",
+                "  holds {} (device numbers of this rank); has mapped {mapped} allocations of other ranks",
                 holds.join(", ")
             );
         }
         let by_streams = lock(&self.parts).variants.as_ref().and_then(StepVariants::by_streams);
         if let Some(steps) = by_streams {
-            let _ = writeln!(text, "  if ranks are late by more than 0.1 ms, streams wait and copy engines copy: in {steps} steps so far");
+            let _ = writeln!(
+                text,
+                "  if ranks are late by more than 0.1 ms, streams and copy engines replace the kernel: in {steps} steps so far"
+            );
         }
         let known = self.known();
         if !known.is_empty() {
@@ -433,7 +438,7 @@ impl NodePlan {
     /// Returns the flags and counters of the partitions. Fails if the transfers do not move in partitions.
     pub(super) fn words(&self) -> Result<&PartitionWords, Error> {
         self.words.as_deref().ok_or_else(|| {
-            let reason = "its transfers do not move in partitions: plan them with partitions".into();
+            let reason = "the transfers of the plan do not move in partitions: plan them with partitions".into();
             Error::NodeArgument { argument: c"plan", reason }
         })
     }
@@ -485,7 +490,7 @@ impl Drop for NodePlan {
         if !held.allocations.is_empty() {
             // Streams that still wait for producing kernels would prevent the context from closing.
             if let Some(Err(error)) = self.words.as_ref().map(|words| words.finish(Instant::now())) {
-                log::debug!("a node plan is dropped: {error}");
+                log::debug!("a node plan was dropped: {error}");
             }
             log::warn!("a node plan was dropped and not destroyed: its staging memory stays until its context is destroyed");
         }

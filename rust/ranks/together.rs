@@ -71,7 +71,10 @@ impl Together {
                     return Err(failed(
                         index,
                         which,
-                        format!("its {which} is window {} of rank {}, which has no such window", end.window, end.rank),
+                        format!(
+                            "its {which} is in window {} of rank {}, which has passed no window with this number",
+                            end.window, end.rank
+                        ),
                     ));
                 };
                 let is_within = |last: &u64| *last <= window.bytes && window.address.checked_add(*last).is_some();

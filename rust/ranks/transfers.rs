@@ -110,10 +110,10 @@ pub(super) fn check_own(transfers: &[NodeTransfer], own: u32, ranks: u32) -> Res
         |index: usize, reason: String| Err(Error::NodeArgument { argument: c"transfers", reason: format!("transfer {index} {reason}") });
     for (index, NodeTransfer { dst, src, .. }) in transfers.iter().enumerate() {
         if let Some(wrong) = [src, dst].into_iter().find_map(|end| rank::refuse("rank", end.rank, ranks)) {
-            return refuse(index, format!("names no rank of this node: {wrong}"));
+            return refuse(index, format!("has an invalid rank: {wrong}"));
         }
         let is_own = match (src.is_by_tag(), dst.is_by_tag()) {
-            (true, true) => return refuse(index, "has a tag in place of both windows: name the window of this rank".into()),
+            (true, true) => return refuse(index, "has a tag in place of both windows: pass the window of this rank".into()),
             (true, false) => dst.rank == own,
             (false, true) => src.rank == own,
             (false, false) => [dst.rank, src.rank].contains(&own),
@@ -121,7 +121,7 @@ pub(super) fn check_own(transfers: &[NodeTransfer], own: u32, ranks: u32) -> Res
         if !is_own {
             let (from, to) = (src.rank, dst.rank);
             let reason = format!(
-                "goes from rank {from} to rank {to}, and this is rank {own}: a rank passes only transfers that it sends or receives"
+                "goes from rank {from} to rank {to}, but this is rank {own}: a rank passes only transfers that it sends or receives"
             );
             return refuse(index, reason);
         }
@@ -152,20 +152,22 @@ pub(super) fn batch_of<'a>(
             continue;
         }
         let Some((by, found)) = receives.get_mut(&(src.rank, dst.rank, tag)).and_then(VecDeque::pop_front) else {
-            let reason = format!("it is sent to rank {} with tag {tag}, and that rank passes no receive for it", dst.rank);
+            let reason = format!("it is sent to rank {} with tag {tag}, but that rank passes no receive for it", dst.rank);
             return Err(failed(*name, reason));
         };
         if found.bytes != bytes {
             let (from, sent) = (src.rank, name.1);
-            let reason =
-                format!("it receives {} bytes from rank {from} with tag {tag}, and transfer {sent} there sends {bytes}", found.bytes);
+            let reason = format!(
+                "it receives {} bytes from rank {from} with tag {tag}, but transfer {sent} of that rank sends {bytes}",
+                found.bytes
+            );
             return Err(failed(by, reason));
         }
         (transfer.dst, *receive) = (found.dst, Some(by));
     }
     match receives.into_values().flatten().min_by_key(|(name, _)| *name) {
         Some((name, NodeTransfer { src, .. })) => {
-            let reason = format!("it is received from rank {} with tag {}, and that rank passes no send for it", src.rank, src.offset);
+            let reason = format!("it is received from rank {} with tag {}, but that rank passes no send for it", src.rank, src.offset);
             Err(failed(name, reason))
         }
         None => Ok(batch),

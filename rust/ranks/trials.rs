@@ -124,10 +124,9 @@ impl CandidateTrials<'_, '_> {
             scored.iter().filter(|(found, _)| of(found.agent)).min_by(|a, b| a.1.total_cmp(&b.1)).map(|(found, _)| *found)
         };
         let Some(found) = best(&|_| true) else {
-            return Err(self
-                .refusal
-                .take()
-                .unwrap_or_else(|| Error::NotSupported("no agent can move the partitions: name agents to try".into())));
+            return Err(self.refusal.take().unwrap_or_else(|| {
+                Error::NotSupported("no agent (method of moving the partitions) was given: name agents to try".into())
+            }));
         };
         let kept = best(&|agent| matches!(agent, Agent::CopyEngine { .. }))
             .and_then(|found| found.count)
@@ -248,6 +247,6 @@ impl CandidateTrials<'_, '_> {
 /// Destroys the plan of a candidate (agent with a number of partitions). The plan's errors were reported before and are ignored here.
 fn end(plan: &NodePlan) {
     if let Err(error) = plan.destroy() {
-        log::debug!("the plan of a candidate: {error}");
+        log::debug!("could not destroy the plan of a candidate: {error}");
     }
 }

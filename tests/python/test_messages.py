@@ -729,7 +729,7 @@ def test_too_many_messages_are_refused_and_nothing_is_lost(alone):
         assert into[0] == number
     few = mpgpu.Messenger(alone, operations=2)
     receives = [few.receive(bytearray(1)) for _ in range(2)]
-    with pytest.raises(mpgpu.QueueFull, match="2 receives of this rank have not ended"):
+    with pytest.raises(mpgpu.QueueFull, match="2 receives of this rank have not completed"):
         few.receive(into)
     assert receives[0].cancel()
     is_cancelled(receives[0])

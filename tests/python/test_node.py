@@ -105,7 +105,7 @@ def by_halves(rank, ranks, pipes, _):
         for i, memory in enumerate(received):
             source = right if i == 2 else left
             assert numpy.array_equal(memory.numpy(), pattern(10 * source + i, step, COUNT // 4 + i))
-    with pytest.raises(mpgpu.Error, match=r"tag 3, and that rank passes no send for it"):
+    with pytest.raises(mpgpu.Error, match=r"tag 3, but that rank passes no send for it"):
         node.plan_exchange([mpgpu.receive_from(left, received[0], 3)])
     with pytest.raises(mpgpu.Error, match="half 0 is read-only"):
         node.plan_exchange([mpgpu.receive_from(left, bytes(10))])
@@ -176,7 +176,7 @@ def one_is_wrong(rank, ranks, pipes, _):
         node.plan([], [7] if rank == 1 else [])
     with refused(rank, mpgpu.ArgumentError, "engine='steam'"):
         node.plan([], [], engine="steam" if rank == 1 else None)
-    with refused(rank, mpgpu.ArgumentError, "max_paths=1, and rank 0 has max_paths=all"):
+    with refused(rank, mpgpu.ArgumentError, "max_paths=1, but rank 0 has max_paths=all"):
         node.plan([], [], max_paths=1 if rank == 1 else None)
     with refused(rank, TypeError, "operations='many'"):
         mpgpu.Messenger(node, operations="many" if rank == 1 else 8)
@@ -209,7 +209,9 @@ def one_is_refused(rank, ranks, pipes, _):
     """Tests errors that the library detects on one rank."""
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     moved = [((0, 7), (1, 0), 10)] if rank == 1 else []
-    with refused(rank, mpgpu.ArgumentError, "transfer 0: its destination is window 7 of rank 0, which has no such window"):
+    with refused(
+        rank, mpgpu.ArgumentError, "transfer 0: its destination is in window 7 of rank 0, which has passed no window with this number"
+    ):
         node.plan([mpgpu.empty(10, device=rank)], moved)
 
 

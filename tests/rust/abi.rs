@@ -785,7 +785,7 @@ fn ranks_that_are_none_are_refused(ranks: mp_node_t, messenger: mp_messenger_t) 
             let transfer = mp_node_transfer_t { dst, src: end(0, 0), bytes: 0 };
             // SAFETY: as above.
             let status = unsafe { mp_node_plan(ranks, &window, 1, &transfer, 1, null(), null(), &mut plan) };
-            assert_eq!(refused(status, MP_ERROR_INVALID_ARGUMENT), format!("transfer 0 names no rank of this node: {expected}"));
+            assert_eq!(refused(status, MP_ERROR_INVALID_ARGUMENT), format!("transfer 0 has an invalid rank: {expected}"));
         }
         let (mut pieces, mut count) = ([], 0);
         // SAFETY: as above.

@@ -278,7 +278,7 @@ fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
         let error = if rank == 0 { plan(&node).expect_err("another call") } else { node.messenger(options).expect_err("another call") };
         let own = ["a node plan", "messenger creation"];
         let expected = format!(
-            "rank {}: it is in {}, its call 1, and this rank in {}, its call 1",
+            "rank {}: it is in {}, its collective call number 1, but this rank is in {}, its collective call number 1",
             1 - rank,
             own[1 - rank as usize],
             own[rank as usize]
@@ -289,12 +289,12 @@ fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
         let partitioning = Partitioning { count: None, agent: Agent::Auto { tells: true, stores: false } };
         let error = node.plan_partitioned(&[], &[], (rank == 1).then_some(partitioning), &PlanOptions::default()).map(drop);
         let error = error.expect_err("another call").to_string();
-        let kinds = ["a node plan, its call 3", "a node plan with partitions, its call 3"];
+        let kinds = ["a node plan, its collective call number 3", "a node plan with partitions, its collective call number 3"];
         assert!(kinds.iter().all(|kind| error.contains(kind)), "{error}");
         // The error names the options that differ. On the rank with different options, they are named as that rank's own.
         let unlike = MessengerOptions { operations: 8 + rank, messages: 8 };
         let error = node.messenger(unlike).expect_err("other options");
-        let expected = "operations=9, and rank 0 has operations=8: pass the same options and set the same MPGPU_* variables on all ranks";
+        let expected = "operations=9, but rank 0 has operations=8: pass the same options and set the same MPGPU_* variables on all ranks";
         assert_eq!(error.to_string(), if rank == 1 { expected.into() } else { format!("rank 1: {expected}") });
         assert_eq!(matches!(error, Error::NodeArgument { .. }), rank == 1);
         node.messenger(options).expect("the same call").destroy().expect("it ends");
@@ -321,7 +321,10 @@ fn an_allgather_that_meets_another_call_is_an_error_on_all_ranks() {
         let names = ["node::exchange", "a node plan"];
         let mine = if rank.rank == 0 { exchange(3).0 } else { rank.plan(array, null()).0 };
         let other = 1 - rank.rank as usize;
-        expect(mine, &format!("rank {other}: it is in {}, its call 1, and this rank in {}", names[other], names[1 - other]));
+        expect(
+            mine,
+            &format!("rank {other}: it is in {}, its collective call number 1, but this rank is in {}", names[other], names[1 - other]),
+        );
         let of_each = [c"node::exchange", c"node::device_of_each"][rank.rank as usize];
         expect(gathered(of_each, 3).0, "it is in node::");
         // An error of one rank, and refused arguments, fail the call on all ranks. Equal calls match afterwards.
@@ -332,7 +335,7 @@ fn an_allgather_that_meets_another_call_is_an_error_on_all_ranks() {
             unsafe { mp_node_allgather(rank.node, c"".as_ptr(), null(), null_mut(), 3) }
         };
         assert_ne!(failed, MP_SUCCESS);
-        rank.is_told(exchange(3 - rank.rank as usize).0, "bytes", "it passes 2 bytes, and rank 0 3");
+        rank.is_told(exchange(3 - rank.rank as usize).0, "bytes", "it passes 2 bytes, but rank 0 passes 3");
         let (status, all) = exchange(3);
         ok(status);
         assert_eq!(all, [1, 1, 1, 2, 2, 2]);
@@ -391,10 +394,18 @@ fn a_rank_whose_allgather_has_failed_meets_no_earlier_call_of_the_others() {
         let error = plan(first).expect_err("it has failed");
         assert_eq!(matches!(error, Error::Allgather(_)), rank == 0, "{error}");
         if rank == 1 {
-            assert!(error.to_string().contains("a node plan, its call 2, and this rank in a node plan, its call 1"), "{error}");
+            assert!(
+                error
+                    .to_string()
+                    .contains("a node plan, its collective call number 2, but this rank is in a node plan, its collective call number 1"),
+                "{error}"
+            );
             // The second call of this rank meets the third call of rank 0, because rank 0 has made one more call.
             let error = plan(second).expect_err("out of step").to_string();
-            assert!(error.contains("its call 3, and this rank in a node plan, its call 2"), "{error}");
+            assert!(
+                error.contains("its collective call number 3, but this rank is in a node plan, its collective call number 2"),
+                "{error}"
+            );
         } else {
             for _ in 0..2 {
                 assert!(matches!(plan(second).expect_err("out of step"), Error::RankFailed { rank: 1, .. }));
@@ -526,7 +537,9 @@ impl Allgather for Boasts {
 
 #[test]
 fn what_another_rank_says_of_its_size_is_not_believed() {
-    for (bytes, expected) in [(1 << 29, "it has gone"), (1 << 31, "the ranks pass"), (u64::MAX, "the ranks pass")] {
+    for (bytes, expected) in
+        [(1 << 29, "it has gone"), (1 << 31, "the descriptions of the transfers"), (u64::MAX, "the descriptions of the transfers")]
+    {
         let most = Arc::new(AtomicUsize::new(0));
         let seat = Box::new(Boasts { bytes, most: most.clone(), calls: 0 });
         let error = NodeGroup::new(&node_plans::context("beluga", None), 0, 2, seat, &[]).expect_err("it is none").to_string();

@@ -52,12 +52,12 @@ fn what_lies_at_the_path_of_a_meeting_is_left_alone() {
     assert_eq!(std::fs::read_to_string(&link).expect("it is there"), "results");
     // Another process listens at the socket.
     let listener = UnixListener::bind(&left).expect("a socket");
-    is_refused(&left, &[(0, 1), (0, 2)], &format!("process {} listens there", std::process::id()));
+    is_refused(&left, &[(0, 1), (0, 2)], &format!("process {} already listens at this path", std::process::id()));
     UnixStream::connect(&left).expect("it is still there");
     drop(listener);
     // No process listens at the socket, and it belongs to another user.
     if std::os::unix::fs::chown(&left, Some(NOBODY), None).is_ok() {
-        is_refused(&left, &everybody, "it is a socket of user 65534");
+        is_refused(&left, &everybody, "the path is a socket of user 65534");
         std::os::unix::fs::chown(&left, Some(0), None).expect("it is there");
     }
     // A socket of this user at which no process listens is replaced.
@@ -66,7 +66,7 @@ fn what_lies_at_the_path_of_a_meeting_is_left_alone() {
     [file, link].iter().for_each(|path| std::fs::remove_file(path).expect("it is there"));
     std::fs::remove_dir(folder).expect("it is there");
     let long = std::env::temp_dir().join("x".repeat(200));
-    is_refused(&long, &everybody, "but the path of a socket has 1 to 107");
+    is_refused(&long, &everybody, "but the path of a socket must have 1 to 107");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn strangers_neither_end_a_meeting_nor_hold_it_up() {
 
 #[test]
 fn ranks_that_do_not_go_together_are_told_why() {
-    for (wrong, expected) in [((1, 3), "rank 1 of 3 has connected, and rank 0 is one of 2"), ((1, 2), "a second rank 1 has connected")] {
+    for (wrong, expected) in [((1, 3), "rank 1 of 3 has connected, but rank 0 is one of 2"), ((1, 2), "a second rank 1 has connected")] {
         let path = free_path("together");
         let ranks = if wrong.1 == 2 { 3 } else { 2 };
         std::thread::scope(|scope| {
@@ -175,10 +175,10 @@ fn a_rank_that_has_ended_is_noticed_though_its_child_lives() {
     let error = node.plan(&[], &[], &PlanOptions::default()).expect_err("rank 1 has ended").to_string();
     let waited = begin.elapsed();
     rustix::process::kill_process(child, rustix::process::Signal::KILL).expect("it lingers");
-    assert!(error.contains("rank 1 has gone"), "{error}");
+    assert!(error.contains("rank 1 has exited"), "{error}");
     assert!(waited < AT_ONCE, "its child kept its connection open");
     let error = node.plan(&[], &[], &PlanOptions::default()).expect_err("for good").to_string();
-    assert!(error.contains("rank 1 has gone") && error.contains("create the node again"), "{error}");
+    assert!(error.contains("rank 1 has exited") && error.contains("create the node again"), "{error}");
 }
 
 /// Calls `work` with a socket in a child process of another user. Returns the child's process ID and its output, or `None` if this process
@@ -259,7 +259,7 @@ fn a_socket_at_which_another_user_listens_is_told_nothing() {
     let mut heard = String::new();
     said.read_to_string(&mut heard).expect("a pipe");
     assert_eq!(heard, "heard ", "another user was told something");
-    is_refused(&path, &[(0, 2)], "it is a socket of user 65534");
+    is_refused(&path, &[(0, 2)], "the path is a socket of user 65534");
     await_end(child);
     std::fs::remove_file(&path).expect("it is there");
 }

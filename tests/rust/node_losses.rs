@@ -77,7 +77,11 @@ fn a_rank_that_leaves_one_plan_early_is_told_of_to_streams_that_wait_in_it_and_t
         let [left, kept] = [0, 1].map(|_| ring_of(&node, &[0, 1]));
         assert!(left.describe().contains("node plan 1;") && kept.describe().contains("node plan 2;"), "{}", left.describe());
         // These counters are set by other ranks.
-        assert!(left.describe().contains(" on host0, ") && left.describe().contains(" on gpu0, in this rank"), "{}", left.describe());
+        assert!(
+            left.describe().contains(" on host0, ") && left.describe().contains(" on gpu0 (device numbers of this rank"),
+            "{}",
+            left.describe()
+        );
         assert!(left.to_json()["holds_bytes"]["host0"].as_u64().is_some_and(|bytes| bytes > 0), "{}", left.to_json());
         let [in_left, in_kept, before, beside] = [0; 4].map(|_| context.create_stream(GPU).expect("a stream"));
         // A stream that has completed one step of the plan is not affected by the failure of the next step.

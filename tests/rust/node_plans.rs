@@ -468,17 +468,17 @@ fn halves_that_do_not_meet_are_refused_on_all_ranks() {
     type Mistake = fn(&mut Vec<NodeTransfer>);
     // Wrong arguments of rank 1, the transfer that they concern, and the messages on all ranks.
     let cases: [(Mistake, u32, &str); 7] = [
-        (|t| t[0].dst.offset = 8, 1, "transfer 0: it is sent to rank 2 with tag 8, and that rank passes no receive for it"),
-        (|t| _ = t.remove(1), 0, "transfer 0: it is sent to rank 1 with tag 7, and that rank passes no receive for it"),
-        (|t| _ = t.remove(0), 2, "transfer 1: it is received from rank 1 with tag 7, and that rank passes no send for it"),
-        (|t| t[1].bytes = 1025, 1, "transfer 1: it receives 1025 bytes from rank 0 with tag 7, and transfer 0 there sends 1024"),
+        (|t| t[0].dst.offset = 8, 1, "transfer 0: it is sent to rank 2 with tag 8, but that rank passes no receive for it"),
+        (|t| _ = t.remove(1), 0, "transfer 0: it is sent to rank 1 with tag 7, but that rank passes no receive for it"),
+        (|t| _ = t.remove(0), 2, "transfer 1: it is received from rank 1 with tag 7, but that rank passes no send for it"),
+        (|t| t[1].bytes = 1025, 1, "transfer 1: it receives 1025 bytes from rank 0 with tag 7, but transfer 0 of that rank sends 1024"),
         (
             |t| t[1].dst.offset = 4000,
             1,
             "transfer 1: its destination extends past the end of window 0 of rank 1: offset 4000, 1024 bytes of 4096",
         ),
-        (|t| t[0].src = end(1, NodeEnd::BY_TAG, 7), 1, "transfer 0 has a tag in place of both windows: name the window of this rank"),
-        (|t| t[0].dst.rank = 3, 1, "transfer 0 names no rank of this node: rank=3: must be 0 to 2, a rank of the node"),
+        (|t| t[0].src = end(1, NodeEnd::BY_TAG, 7), 1, "transfer 0 has a tag in place of both windows: pass the window of this rank"),
+        (|t| t[0].dst.rank = 3, 1, "transfer 0 has an invalid rank: rank=3: must be 0 to 2, a rank of the node"),
     ];
     for (wrong, blamed, text) in cases {
         let errors = refused(|rank, context| {
@@ -552,7 +552,7 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         }
         (windows, transfers, options)
     });
-    said(&errors, 2, "transfer 0 goes from rank 0 to rank 1, and this is rank 2");
+    said(&errors, 2, "transfer 0 goes from rank 0 to rank 1, but this is rank 2");
     let errors = refused(|rank, context| {
         let (windows, mut transfers, options) = right(rank, context);
         transfers[0].dst.rank = if rank == 0 { 0 } else { 1 };
@@ -563,7 +563,7 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         let (windows, transfers, options) = right(rank, context);
         (windows, transfers, if rank == 1 { PlanOptions { max_paths: Some(1), ..options } } else { options })
     });
-    said(&errors, 1, "max_paths=1, and rank 0 has max_paths=all: pass the same options and set the same MPGPU_* variables on all ranks");
+    said(&errors, 1, "max_paths=1, but rank 0 has max_paths=all: pass the same options and set the same MPGPU_* variables on all ranks");
     let errors = refused(|rank, context| {
         let (mut windows, transfers, options) = right(rank, context);
         if rank == 0 {
@@ -689,7 +689,7 @@ fn a_rank_that_is_gone_fails_the_next_plan_of_ranks_that_met_at_a_socket() {
                 }
                 let asked = std::time::Instant::now();
                 let error = node.plan(&[], &[], &PlanOptions::default()).expect_err("rank 2 has gone");
-                assert!(matches!(&error, Error::Allgather(reason) if reason.contains("rank 2 has gone")), "{error}");
+                assert!(matches!(&error, Error::Allgather(reason) if reason.contains("rank 2 has exited")), "{error}");
                 assert!(asked.elapsed().as_secs() < 30, "it was noticed and not waited for");
             });
         }

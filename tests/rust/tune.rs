@@ -775,7 +775,9 @@ fn a_stale_or_foreign_file_is_refused_with_an_explanation() {
     };
     let beluga = machine("beluga");
     let foreign = refused(&small_for(&beluga, "simulator"), "narval");
-    for part in ["made for topology beluga", &digest(beluga.topology()), "active one is narval", "Tune again", "unset MPGPU_TUNING_FILE"] {
+    for part in
+        ["made for topology beluga", &digest(beluga.topology()), "active topology is narval", "Tune again", "unset MPGPU_TUNING_FILE"]
+    {
         assert!(foreign.contains(part), "{part}: {foreign}");
     }
     assert!(refused(SMALL, "beluga").contains("digest 0123456789abcdef"), "figures have changed since");

@@ -232,7 +232,7 @@ impl Lines<'_> {
         for two in entries.windows(2) {
             let (before, here) = (from(two[0].as_ref()), from(two[1].as_ref()));
             if here <= before {
-                let must = format!("more than {before}, the beginning of the previous entry");
+                let must = format!("more than {before}, the value of the previous entry");
                 return Err(self.refuse(&two[1], "from_bytes", here, must));
             }
         }

@@ -283,7 +283,7 @@ impl Tuning {
     pub fn summary(&self) -> String {
         let sizes: usize = self.classes.iter().map(|tuned| tuned.stream.sizes.len() + tuned.graph.sizes.len()).sum();
         format!(
-            "made for {} ({}) on the {}, {} classes of batches, {sizes} settings, {} of partitions",
+            "made for {} ({}) on the {}, {} classes of batches, {sizes} settings, {} entries for partitions",
             self.topology,
             self.digest,
             self.origin.name(),

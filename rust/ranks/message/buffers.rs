@@ -240,10 +240,11 @@ impl Messenger {
                     "receive the messages sent to this rank, and send again when some were received",
                 )
             } else {
-                ("receives of this rank that have not ended", "wait for some, or cancel them")
+                ("receives of this rank that have not completed", "wait for some of them, or cancel them")
             };
             return Err(Error::QueueFull(format!(
-                "the pageable memory of {held} takes {all} bytes of shared memory, and {bytes} more would exceed {most}: {remedy}; or use memory shared between processes"
+                "{held} use {all} bytes of shared memory for pageable data, and {bytes} more would exceed the limit of {most}: {remedy}; \
+                 or use memory shared between processes"
             )));
         }
         let made = self.node.context.allocate_shared(DeviceId::HOST, bytes);
@@ -266,7 +267,7 @@ impl Messenger {
         for Bounce { address, .. } in pieces {
             lock(&self.held).allocations.retain(|held| *held != address);
             if let Err(error) = self.node.context.state().free_unused(address) {
-                log::debug!("freeing memory of a messenger: {error}");
+                log::debug!("could not free memory of a messenger: {error}");
             }
         }
     }
@@ -322,7 +323,7 @@ impl Messenger {
         });
         for (_, imported) in unused {
             if let Err(error) = self.node.context.state().close_idle(imported.address) {
-                log::debug!("closing memory of another rank: {error}");
+                log::debug!("could not unmap memory of another rank: {error}");
             }
         }
     }

@@ -166,7 +166,7 @@ impl Messenger {
         let carry = move || messenger.upgrade().into_iter().for_each(|messenger| messenger.carry_asked());
         if let Err(error) = self.node.context.state().call_soon(carry) {
             // A messenger that is being destroyed looks for pending requests by itself.
-            log::debug!("moving bytes for rank {rank}: {error}");
+            log::debug!("could not move bytes for rank {rank}: {error}");
         }
     }
 

@@ -495,8 +495,8 @@ impl Messenger {
         }
         if moving > 0 {
             let stuck = format!(
-                "{moving} operations have matched, and their bytes have not moved: a stream of one of the two ranks has not reached them; memory of \
-                 the library that they use stays until the context is destroyed"
+                "the bytes of {moving} matched operations have not moved, because a stream of one of the two ranks has not reached them; \
+                 their internal memory stays allocated until the context is destroyed"
             );
             return Err(IpcError::Timeout(stuck).into());
         }
@@ -560,7 +560,7 @@ fn give_back(context: &Context, held: MessengerMemory) {
     let closed = held.imports.into_iter().map(|address| context.state().close_idle(address));
     let freed = held.allocations.into_iter().map(|address| context.state().free_unmapped(address));
     for error in closed.chain(freed).filter_map(Result::err) {
-        log::debug!("freeing memory of a messenger: {error}");
+        log::debug!("could not free memory of a messenger: {error}");
     }
 }
 
@@ -580,7 +580,7 @@ impl EndsFirst for Messenger {
 
     fn end(&self, until: Instant) {
         if let Err(error) = self.finish(until, GRACE) {
-            log::warn!("destroying a messenger together with its context: {error}");
+            log::warn!("could not destroy a messenger together with its context: {error}");
         }
     }
 
@@ -596,7 +596,7 @@ impl Drop for Messenger {
         // A messenger that was destroyed explicitly has already waited, so this code does not wait again.
         let (patience, grace) = if is_ending { (Duration::ZERO, Duration::ZERO) } else { (LAST_PATIENCE, GRACE) };
         if let Err(error) = self.finish(Instant::now() + patience, grace) {
-            log::debug!("dropping a messenger: {error}");
+            log::debug!("could not destroy a messenger that was dropped: {error}");
         }
         self.end_lanes();
     }

@@ -259,14 +259,14 @@ impl Messenger {
             SlotBuffer::Memory { handle, offset, device } => {
                 let imported = self.import(&handle, device)?;
                 let Some(address) = imported.range(offset, bytes) else {
-                    let why = format!("rank {} names {bytes} bytes at {offset}, which its memory does not have", theirs.rank);
+                    let why = format!("rank {} describes {bytes} bytes at offset {offset}, which are outside of its memory", theirs.rank);
                     return Err(IpcError::Corrupt(why).into());
                 };
                 kept.imported = Some(imported);
                 Ok((address, self.node.device_here(DeviceId(device))))
             }
             SlotBuffer::Inline if bytes > INLINE_BYTES => {
-                Err(IpcError::Corrupt(format!("rank {} names {bytes} bytes in a slot, which has {INLINE_BYTES}", theirs.rank)).into())
+                Err(IpcError::Corrupt(format!("rank {} describes {bytes} bytes in a slot of {INLINE_BYTES} bytes", theirs.rank)).into())
             }
             SlotBuffer::Inline => Ok((self.mailboxes.inline_address(theirs), DeviceId::HOST)),
             SlotBuffer::None => Err(BackendError::InvalidPointer(0).into()),
@@ -356,7 +356,7 @@ impl Messenger {
         let backend = self.node.context.backend();
         for lane in lock(&self.lanes).drain(..) {
             for result in [backend.destroy_stream(lane.stream), backend.destroy_event(lane.event)] {
-                result.unwrap_or_else(|error| log::debug!("destroying a stream of a messenger: {error}"));
+                result.unwrap_or_else(|error| log::debug!("could not destroy a stream of a messenger: {error}"));
             }
         }
     }

@@ -64,7 +64,8 @@ impl Kept {
         if self.markers.iter().any(|marker| matches!(marker.is_done(), Ok(false))) {
             slot.release(
                 self.flag(slot),
-                "its messenger was destroyed before its bytes arrived; streams that waited for them continue without them",
+                "the messenger was destroyed before the bytes of this operation arrived; streams that waited for the bytes continue \
+                 without them",
             );
         }
     }
@@ -96,10 +97,10 @@ impl OperationOutcome {
             SlotStatus::PeerGone if !slot.text().is_empty() => Err(BackendError::PeerGone(slot.text())),
             SlotStatus::PeerGone => {
                 let who = peer.map_or("a rank of the node".into(), |peer| format!("rank {peer}"));
-                Err(BackendError::PeerGone(format!("{who} has ended, or has destroyed its messenger, before the bytes have moved")))
+                Err(BackendError::PeerGone(format!("{who} has ended, or has destroyed its messenger, before the bytes were moved")))
             }
             SlotStatus::Truncated => Err(BackendError::Truncated(format!(
-                "the message of rank {} (tag {:#x}) has {} bytes, and the buffer {}; it can be received with a larger one",
+                "the message of rank {} (tag {:#x}) has {} bytes, but the buffer has {}; receive the message with a larger buffer",
                 envelope.source,
                 envelope.tag,
                 envelope.bytes,

@@ -63,7 +63,7 @@ impl Descriptor {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * at + byte]));
         let words = [word(1), word(2), word(3), word(4)];
         if bytes[..8] != MAGIC || word(5) != checksum(&words) {
-            let reason = "these are not the bytes of a message descriptor".into();
+            let reason = "the bytes are not a valid message descriptor".into();
             return Err(Error::NodeArgument { argument: c"descriptor", reason });
         }
         let [messenger, slot, uses, bytes] = words;
@@ -209,10 +209,13 @@ impl Messenger {
         let refuse = |reason: String| Err(Error::NodeArgument { argument: c"descriptor", reason });
         let Descriptor { messenger, slot: theirs, uses, bytes: size } = *descriptor;
         if messenger != self.id || theirs.rank >= self.mailboxes.ranks() || theirs.slot >= self.mailboxes.slots() {
-            return refuse("it was made by another messenger: fetch by one that was made together with it".into());
+            return refuse(
+                "the descriptor was made by a messenger of another group: fetch it with a messenger that was created in the same collective call"
+                    .into(),
+            );
         }
         if size > bytes {
-            let why = format!("the descriptor is for {size} bytes, and the buffer has {bytes}; it can be fetched into a larger one");
+            let why = format!("the descriptor is for {size} bytes, but the buffer has {bytes}; fetch the message into a larger buffer");
             return Err(BackendError::Truncated(why).into());
         }
         if self.is_known_gone(theirs.rank) {
@@ -223,7 +226,7 @@ impl Messenger {
         let (slot, own, described) = (kept.slot, self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs));
         if !described.take_described(uses, self.mailboxes.own_id(slot)) {
             self.give_back_unused(kept);
-            return refuse("the memory that it describes was already fetched, or cancelled".into());
+            return refuse("the message of the descriptor was already fetched, or cancelled".into());
         }
         described.match_taken(self.mailboxes.rank());
         own.meet(described);

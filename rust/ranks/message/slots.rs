@@ -90,15 +90,16 @@ impl Messenger {
                 "{count} sends of this rank have not been received{whose}: receive the messages sent to this rank, and send again when some were received"
             )
         } else {
-            format!("{count} receives of this rank have not ended: wait for some, or cancel them")
+            format!("{count} receives of this rank have not completed: wait for some of them, or cancel them")
         };
         let ended = match self.capacity.operations.saturating_sub(torn).saturating_sub(count as u32) {
             0 => String::new(),
-            rest => format!("; {rest} more have ended, but not the work before them in their streams: synchronize these streams"),
+            rest => format!("; {rest} more have completed, but earlier work in their streams has not: synchronize these streams"),
         };
-        let lost = if torn > 0 { format!("; {torn} are lost to failures: create the messenger again") } else { String::new() };
+        let lost =
+            if torn > 0 { format!("; {torn} can no longer be used after failures: create the messenger again") } else { String::new() };
         let room = self.capacity.operations;
-        Error::QueueFull(format!("{full}{ended}{lost}; or create the messenger with room for more operations than {room}"))
+        Error::QueueFull(format!("{full}{ended}{lost}; or create the messenger with room for more than {room} operations"))
     }
 
     /// Makes the slots and resources of finished operations available again, if no rank reads or signals them any more. Examines at most

@@ -97,7 +97,7 @@ fn ranks_that_have_filled_their_operations_with_receives_can_send() {
         let into = pageable(8);
         let waiting: Vec<_> = (0..8).map(|at| rank.receive(into + at, 1, other, at)).collect();
         let refused = rank.messenger.receive(into, 1, &ANY, DEFAULT).expect_err("no slot").to_string();
-        assert!(refused.contains("8 receives of this rank have not ended: wait for some"), "{refused}");
+        assert!(refused.contains("8 receives of this rank have not completed: wait for some"), "{refused}");
         barrier.wait();
         for tag in 0..8 {
             rank.send_byte(other, tag).expect("sends have room of their own");

@@ -90,7 +90,8 @@ fn a_rank_with_too_many_operations_is_refused_and_goes_on() {
         let waiting: Vec<_> = (0..4).map(|at| rank.receive(address + 8 * at, 8, 0, at)).collect();
         let full = rank.messenger.receive(address, 8, &Pattern { source: None, tag: 0, mask: 0 }, DEFAULT).expect_err("no slot");
         assert!(
-            matches!(&full, Error::QueueFull(text) if text.contains("4 receives of this rank have not ended: wait for some, or cancel")),
+            matches!(&full, Error::QueueFull(text) if text.contains("4 receives of this rank have not completed: wait for some of them, \
+                                                                     or cancel")),
             "{full}"
         );
         assert!(waiting[3].cancel().expect("it lives"));
@@ -513,7 +514,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     // SAFETY: as above.
     let wrong = |request: *mut mp_request_t, done: *mut i32| unsafe { mp_test(request, done, &mut message_info()) };
     let text = refused(wrong(&mut request, &mut done), MP_ERROR_INVALID_ARGUMENT);
-    assert_eq!((last_argument().as_deref(), text.contains("let info be NULL")), (Some("info"), true), "{text}");
+    assert_eq!((last_argument().as_deref(), text.contains("pass NULL as info")), (Some("info"), true), "{text}");
     refused(wrong(null_mut(), &mut done), MP_ERROR_INVALID_ARGUMENT);
     refused(wrong(&mut null_mut(), &mut done), MP_ERROR_INVALID_HANDLE);
     let mut got = own.receive(to, 8, 1);
@@ -598,7 +599,7 @@ fn a_messenger_does_not_wait_for_ever_for_a_stream_that_is_held_up() {
     let (mut received, mut sent) = (own.receive(to, 5000, 1), own.send(from, 5000, 1, b""));
     let messenger = own.messenger.addr();
     let (status, said) = ends(move || (mp_messenger_destroy(std::ptr::without_provenance_mut(messenger)), last_error()));
-    assert!(status == MP_ERROR_TIMEOUT && said.contains("2 operations have matched"), "{status:?}, {said}");
+    assert!(status == MP_ERROR_TIMEOUT && said.contains("the bytes of 2 matched operations"), "{status:?}, {said}");
     // SAFETY: an existing counter.
     ok(unsafe { mp_signal_raise(own.node.context, signal.counter, 1) });
     // SAFETY: the requests belong to the test. They report the outcome.
