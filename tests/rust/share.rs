@@ -158,7 +158,7 @@ fn a_handle_of_this_process_gives_the_plain_address() {
     fill(memory, 10000, 1);
     let handle = export(&node, memory.wrapping_add(3), 5000);
     assert_eq!(import(&node, &handle), memory.wrapping_add(3));
-    // Another context of this process, which has not used the memory before, may use it now.
+    // Another context of this process may use the memory only after it has imported the handle.
     let ours = other.alloc(0, 5000);
     let (status, _) = other.try_plan(&[transfer(ours, 0, memory.wrapping_add(3), 2, 5000)], null_mut());
     refused(status, MP_ERROR_INVALID_POINTER);

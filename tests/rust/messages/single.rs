@@ -96,7 +96,7 @@ fn a_rank_with_too_many_operations_is_refused_and_goes_on() {
         );
         assert!(waiting[3].cancel().expect("it lives"));
         assert!(matches!(waiting[3].wait(), Err(BackendError::Cancelled(_))));
-        // The slot of a receive is free once its stream has reached the receive.
+        // The slot of the cancelled receive is free once the receive's stream has reached it.
         rank.context.synchronize_stream(DEFAULT).expect("nothing waits");
         rank.send(address + 40, 8, 0, 2).expect("a slot is free").wait().expect("received");
         waiting[2].wait().expect("received");
@@ -223,7 +223,7 @@ fn a_stream_may_wait_for_a_message_before_anybody_has_sent_it() {
             got.order_stream(stream).expect("enqueued");
             let take = move || memory(copy, BYTES).copy_from_slice(memory(address, BYTES));
             rank.context.launch_host(stream, Box::new(take)).expect("enqueued");
-            // The request has been dropped by now.
+            // The request is dropped before the message arrives.
             drop(got);
             barrier.wait();
             rank.context.synchronize_stream(stream).expect("it ends");
@@ -481,7 +481,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     assert_eq!(until_it_ends(&mut sent, &mut told).0, MP_SUCCESS);
     assert_eq!((told.tag, told.bytes, told.metadata_bytes), (3, 5000, 6), "of a send too");
 
-    // The message is too long for the receive. The error is returned, and the request is done.
+    // The message is too long for the receive. The receive fails, and the message stays until a larger receive matches it.
     let mut sent = own.send(from, 5000, 4, b"");
     let mut short = own.receive(to, 4999, 4);
     assert_eq!(until_it_ends(&mut short, &mut told).0, MP_ERROR_MESSAGE_TRUNCATED);
@@ -611,7 +611,7 @@ fn a_messenger_does_not_wait_for_ever_for_a_stream_that_is_held_up() {
 fn a_messenger_ends_while_other_streams_of_its_context_wait() {
     ranks(2, options(), |rank, barrier| {
         let address = rank.memory(4096, 1);
-        // Memory of the other rank is mapped already.
+        // This message makes the ranks map each other's memory.
         if rank.rank == 0 {
             rank.send(address, 4096, 1, 0).expect("posted").wait().expect("received");
         } else {
