@@ -154,10 +154,10 @@ pub type HostFunction = Box<dyn Fn() + Send + Sync>;
 /// Method by which a stream waits for signals. A backend that supports only one method ignores the choice.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum SignalWait {
-    /// Wait as a stream operation, which uses no GPU resources.
+    /// Stream memory operation, which occupies no multiprocessor.
     #[default]
     Operation,
-    /// Wait by a kernel of one warp, which continues sooner after the signal is set.
+    /// Kernel of one warp that polls the signal. It reacts sooner, but occupies the GPU while it waits.
     Kernel,
 }
 
@@ -375,10 +375,9 @@ pub const USUAL_GRAPHS: usize = 128;
 /// Statistics of the executable graphs ("execs") of a backend.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct GraphStatistics {
-    /// Number of programs that currently have executable graphs.
+    /// Number of programs (compiled plans) that have executable graphs now.
     pub programs: u64,
-    /// Number of executable graphs that currently exist. It includes graphs that are no longer used and wait for their last launch to
-    /// finish.
+    /// Number of executable graphs that exist now. It includes graphs that are no longer used and wait for their last launch to finish.
     pub execs: u64,
     /// Number of graph launches.
     pub launches: u64,

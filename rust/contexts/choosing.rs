@@ -33,9 +33,9 @@ const MOST_PATIENCE: u32 = 16;
 /// Median times of a plan's last measured executions, in seconds. A field is `None` if nothing was measured.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Measured {
-    /// Median time in seconds of the active variant, which executions use except for trials.
+    /// Median time in seconds of executions with the variant of the plan that is in use.
     pub in_force: Option<f64>,
-    /// Median time in seconds of the variant that consists of plain copies.
+    /// Median time in seconds of executions with only direct copies.
     pub plain: Option<f64>,
 }
 

@@ -302,29 +302,29 @@ fn usual_threads() -> u32 {
     (if allowed > 4 { allowed - 1 } else { allowed }).min(MOST) as u32
 }
 
-/// Options of one planning call. If a field is `None`, the value from the environment applies. If the environment has none, the tuning file
-/// or the model decides.
+/// Options for creating a plan. For a field that is `None`, the library uses, in this order: the environment variable of the option, the
+/// tuning file, and its performance model.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlanOptions {
-    /// Executor that runs the plan.
+    /// Mechanism by which the plan is executed.
     pub engine: Option<Engine>,
-    /// Largest number of paths that one transfer may use, 1 or more.
+    /// Maximum number of paths over which one transfer is distributed, at least 1.
     pub max_paths: Option<u32>,
-    /// True if a copy between GPUs may pass through host memory.
+    /// True if copies between GPUs may use a path through host memory.
     pub host_path: Option<bool>,
-    /// GPUs through which data of other devices may pass.
+    /// GPUs through which the data of other devices may be forwarded.
     pub relays: Option<Relays>,
-    /// Size in bytes of one chunk on staged paths, 4096 or more.
+    /// Chunk size in bytes on paths with staging buffers, at least 4096.
     pub chunk_bytes: Option<u64>,
-    /// Number of chunks on each path through another GPU, 1 or more; takes precedence over `chunk_bytes`.
+    /// Number of chunks on each path through another GPU, at least 1. Overrides `chunk_bytes`.
     pub relay_chunks: Option<u32>,
-    /// Number of chunks on each path through host memory, 1 or more; takes precedence over `chunk_bytes`.
+    /// Number of chunks on each path through host memory, at least 1. Overrides `chunk_bytes`.
     pub host_chunks: Option<u32>,
-    /// Size in bytes below which a transfer uses one path.
+    /// Transfer size in bytes below which a transfer uses only one path.
     pub min_bytes: Option<u64>,
-    /// Maximum amount of staging memory on each device in bytes. It must not exceed the amount of the context.
+    /// Maximum size in bytes of the staging buffers on each device. It must not exceed the limit of the context.
     pub staging_bytes: Option<u64>,
-    /// True if executions choose, by measured times, among variants of the plan (plans for the same transfers over other paths).
+    /// True if executions measure variants of the plan and then use the fastest.
     pub adapt: Option<bool>,
 }
 

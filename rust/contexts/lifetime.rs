@@ -33,33 +33,34 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Instant;
 
-/// Options for opening a context. If a field is `None`, the value from the environment applies, or the default if the environment has none.
+/// Options for creating a context. For a field that is `None`, the library uses the environment variable of the option and, if it is not
+/// set, the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContextOptions {
-    /// Backend that the context uses.
+    /// Execution backend of the context.
     pub backend: Option<BackendChoice>,
-    /// Name of a topology preset, or path of a topology file.
+    /// Topology of the machine: name of a built-in preset, or path of a topology file.
     pub topology: Option<String>,
-    /// Size in bytes of the staging arena of each device that needs one.
+    /// Maximum size in bytes of the staging buffers on each device.
     pub staging_bytes: Option<u64>,
     /// Maximum number of plans in the plan cache; 0 caches none.
     pub cache_plans: Option<usize>,
-    /// Maximum number of programs whose graphs are cached.
+    /// Maximum number of plans whose CUDA graphs are cached. Plans that differ only in their addresses count once.
     pub cache_graphs: Option<usize>,
-    /// Mechanism by which streams wait for signals.
+    /// Method by which streams wait for signals.
     pub signal_wait: Option<SignalWait>,
-    /// Number of threads that may copy between pageable and pinned host memory. If 0, the driver makes these copies.
+    /// Maximum number of threads that copy between pageable and pinned host memory. With 0 the driver makes these copies.
     pub host_threads: Option<u32>,
 }
 
-/// Counters of a context.
+/// Statistics of a context since its creation.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Counters of the context's plan cache.
     pub cache: CacheStatistics,
     /// Number of plan executions that were enqueued.
     pub executions: u64,
-    /// Total size in bytes of all transfers of these executions. A byte counts once even if it is copied over several hops.
+    /// Total size in bytes of the transfers of all enqueued executions. A byte counts once even if it is copied over several hops.
     pub bytes: u64,
     /// Counters of the backend's executable graphs.
     pub graphs: GraphStatistics,
@@ -68,11 +69,11 @@ pub struct Statistics {
 /// Memory and streams that a context holds on one device.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStatistics {
-    /// Size in bytes of the staging arenas on the device.
+    /// Size in bytes of the context's staging buffers on the device.
     pub staging_bytes: u64,
-    /// Size in bytes of the memory that the caller has allocated and not yet freed.
+    /// Size in bytes of the memory on the device that the program has allocated and not yet freed.
     pub allocated_bytes: u64,
-    /// Number of streams that the caller has created and not yet destroyed.
+    /// Number of streams of the device that the program has created and not yet destroyed.
     pub streams: u64,
 }
 

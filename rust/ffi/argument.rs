@@ -1,4 +1,4 @@
-//! Converts C arguments to references and values, and makes all checks for null pointers, alignment, size and handles.
+//! Conversion of C arguments to references and values, with all checks of null pointers, alignment, size and handles.
 //!
 //! Every function here receives a pointer as the caller passed it, and checks everything that can be checked. A pointer
 //! that is neither null nor misaligned must point to the object that the header describes. This is the caller's
@@ -11,7 +11,7 @@ use mpgpu_core::headroom::headroom;
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
 
-/// Name of a parameter, as in the header.
+/// Name of a parameter in the header, for errors.
 pub(super) type Name = &'static CStr;
 
 fn spell(name: Name) -> std::borrow::Cow<'static, str> {
@@ -29,8 +29,8 @@ fn check_pointer<T>(pointer: *const T, name: Name) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Output parameter, which is written after everything else has succeeded. If the call consumes a handle, the handle is
-/// also read from it.
+/// Output parameter. It is written only after everything else has succeeded. If the call consumes a handle, the handle is
+/// also read from this parameter.
 pub(super) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
@@ -38,7 +38,7 @@ impl<T> Out<T> {
         check_pointer(pointer, name).map(|()| Out(pointer))
     }
 
-    /// Checks an output pointer that is NULL if the caller does not want the output.
+    /// Creates an output from a pointer that may be NULL. NULL means that the caller does not want the output.
     pub fn if_wanted(pointer: *mut T, name: Name) -> Result<Self, Failure> {
         if pointer.is_null() { Ok(Out(pointer)) } else { Out::new(pointer, name) }
     }
@@ -64,7 +64,7 @@ impl Out<u8> {
     /// Writes several bytes to the output.
     ///
     /// # Safety
-    /// The memory of the output is large enough for all of `bytes`.
+    /// The memory of the output must be large enough for all of `bytes`.
     pub unsafe fn write_all(self, bytes: &[u8]) {
         // SAFETY: not null, and the caller guarantees that the memory is large enough.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0, bytes.len()) }
@@ -78,7 +78,7 @@ pub(super) fn array<'a, T>(pointer: *const T, count: usize, name: Name, count_na
     }
     check_pointer(pointer, name)?;
     let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
-    // An array cannot wrap around the address space either.
+    // An array must not wrap around the end of the address space.
     if bytes.is_none_or(|bytes| pointer.addr().checked_add(bytes).is_none()) || u32::try_from(count).is_err() {
         let message = format!("{} is {count}, more than fit into memory", spell(count_name));
         return Err(Failure::invalid(count_name, message));
@@ -102,11 +102,11 @@ pub(super) fn text<'a>(pointer: *const c_char, name: Name) -> Result<Option<&'a 
     })
 }
 
-/// C struct whose first member is `size_t size`, the size of the struct in the caller's header, and whose other members
-/// are integers and pointers.
+/// C struct whose first member is `size_t size`: the size of the struct in the header with which the caller was compiled.
+/// The other members are integers and pointers.
 ///
 /// # Safety
-/// The first field is a `usize`, and all-zero bytes are a valid value of the type.
+/// The first field must be a `usize`, and all-zero bytes must be a valid value of the type.
 pub(super) unsafe trait Versioned: Copy {
     /// Name of the struct in the header.
     const NAME: &'static str;
@@ -116,7 +116,7 @@ pub(super) unsafe trait Versioned: Copy {
     const FIRST_SIZE: usize;
 }
 
-/// Largest plausible size in bytes of a struct of this interface. A larger `size` comes from an uninitialised variable.
+/// Largest plausible size of a struct in bytes. If `size` is larger, the caller has not initialised it.
 const LARGEST: usize = 4096;
 
 fn check_size<T: Versioned>(pointer: *const T, name: Name) -> Result<usize, Failure> {
@@ -138,8 +138,8 @@ fn check_size<T: Versioned>(pointer: *const T, name: Name) -> Result<usize, Fail
     Ok(size)
 }
 
-/// Reads a versioned struct. Fields that the struct of an older caller lacks become zero. Fields that this version of
-/// the library does not know must be zero.
+/// Reads a versioned struct. Fields that are missing in the struct of an older caller become zero. Fields of a newer
+/// caller that this version of the library does not know must be zero.
 pub(super) fn versioned<T: Versioned>(pointer: *const T, name: Name) -> Result<T, Failure> {
     let size = check_size(pointer, name)?;
     let known = size.min(size_of::<T>());
@@ -161,7 +161,7 @@ pub(super) fn versioned<T: Versioned>(pointer: *const T, name: Name) -> Result<T
     Ok(unsafe { value.assume_init() })
 }
 
-/// Versioned struct of the caller that the call fills after everything else has succeeded.
+/// Versioned struct of the caller that is filled after everything else has succeeded.
 pub(super) struct VersionedOut<T> {
     pointer: *mut T,
     size: usize,
@@ -172,7 +172,7 @@ impl<T: Versioned> VersionedOut<T> {
         check_size(pointer, name).map(|size| VersionedOut { pointer, size })
     }
 
-    /// Writes the fields that the caller and the library know, except `size`, which keeps the caller's value.
+    /// Writes the fields that both the caller and the library know. `size` keeps the caller's value.
     pub fn write(self, value: T) {
         let skip = size_of::<usize>();
         let bytes = self.size.min(size_of::<T>()) - skip;
@@ -184,7 +184,7 @@ impl<T: Versioned> VersionedOut<T> {
     }
 }
 
-/// Output text of a call. If its buffer is NULL, only the length is returned.
+/// Output parameters for a text: buffer, capacity and length. If the buffer is NULL, only the length is returned.
 pub(super) struct TextOut {
     text: *mut c_char,
     capacity: usize,
@@ -215,7 +215,7 @@ impl TextOut {
     }
 }
 
-/// Returns the failure for a handle that is NULL or that no table knows.
+/// Returns the error for a handle that is NULL or not in its table.
 pub(super) fn bad_handle(handle: usize, name: Name) -> Failure {
     let message = if handle == 0 {
         format!("{} is NULL", spell(name))
@@ -235,7 +235,7 @@ pub(super) fn switch(name: Name, value: i32) -> Result<Option<bool>, Failure> {
     }
 }
 
-/// Returns the failure for an unknown value of an enumeration.
+/// Returns the error for an unknown value of an enumeration.
 pub(super) fn bad_value(name: Name, value: i32, accepted: &str) -> Failure {
     Failure::invalid(name, format!("{}={value}: must be {accepted}", spell(name)))
 }

@@ -1,4 +1,4 @@
-//! Contexts of the C ABI.
+//! Functions of the C ABI for contexts.
 
 use super::argument::{Out, TextOut, VersionedOut, bad_value, text, versioned};
 use super::guard::{Failure, guard};

@@ -1,4 +1,4 @@
-//! Implements the only panic boundary, and stores the last error of each thread.
+//! Panic boundary of all entry points, and storage of the last error of each thread.
 
 use super::argument::Versioned;
 use super::types::{mp_error_info_t, mp_status_t};
@@ -12,30 +12,30 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Failure of a call, in the form in which the last-error functions report it.
+/// Error of a call, in the form in which `mp_last_error_info` reports it.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub status: mp_status_t,
-    /// Error code of the driver, or 0 if no driver reported an error.
+    /// Error code of the driver or the operating system. 0 if neither reported an error.
     pub driver_code: i64,
-    /// Name of the parameter that caused the failure, if any.
+    /// Name of the parameter that caused the error. `None` if no parameter did.
     pub argument: Option<&'static CStr>,
     pub message: String,
 }
 
 impl Failure {
-    /// Creates a failure with this status that is caused by an argument.
+    /// Creates an error with this status that is caused by an argument.
     pub fn argument(status: mp_status_t, argument: &'static CStr, message: impl Into<String>) -> Self {
         Failure { status, driver_code: 0, argument: Some(argument), message: message.into() }
     }
 
-    /// Creates a failure with the status `MP_ERROR_INVALID_ARGUMENT` for an argument with an invalid value.
+    /// Creates an error with the status `MP_ERROR_INVALID_ARGUMENT` for an argument with an invalid value.
     pub fn invalid(argument: &'static CStr, message: impl Into<String>) -> Self {
         Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, argument, message)
     }
 
-    /// Returns a function that converts an engine error to a failure. The failure is attributed to the parameter
-    /// `argument`, unless the error is about the context or the device.
+    /// Returns a function that converts an error of the library's core to an error of the C ABI. The function names the
+    /// parameter `argument` as the cause, unless the error is about the context or the device.
     pub fn blame(argument: &'static CStr) -> impl FnOnce(Error) -> Failure {
         move |error| {
             let failure = Failure::from(error);
@@ -147,13 +147,12 @@ fn backend_status(error: &BackendError) -> (mp_status_t, Option<&'static CStr>) 
 }
 
 thread_local! {
-    /// Last failure of this thread, and its message as a C string; `None` if no call has failed.
+    /// Last error of this thread, and its message as a C string. `None` if no call has failed.
     static LAST: RefCell<Option<(Failure, CString)>> = const { RefCell::new(None) };
 }
 
-/// Returns the last failure of this thread. Its texts are valid until the next failure. The returned value has the
-/// status `MP_SUCCESS` and empty texts if no call has failed, or if the thread is ending and its storage has been
-/// released.
+/// Returns the last error of this thread. Its texts are valid until the next error. The status is `MP_SUCCESS` and the
+/// texts are empty if no call has failed, or if the thread is ending and its storage has been released.
 pub(super) fn last_error() -> mp_error_info_t {
     let view = |last: Option<&(Failure, CString)>| mp_error_info_t {
         size: mp_error_info_t::FIRST_SIZE,
@@ -165,7 +164,7 @@ pub(super) fn last_error() -> mp_error_info_t {
     LAST.try_with(|last| view(last.borrow().as_ref())).unwrap_or_else(|_| view(None))
 }
 
-/// Converts text to a C string. A NUL inside the text becomes a visible character, so that the rest is not cut off.
+/// Converts text to a C string. A NUL inside the text is replaced by a visible character, so that the text is not cut.
 pub(super) fn c_text(text: &str) -> CString {
     CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
 }
@@ -179,7 +178,7 @@ pub(super) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> mp_status_t {
     };
     let status = failure.status;
     let message = c_text(&failure.message);
-    // This fails only while the thread is ending. The status is returned in any case.
+    // Storing the error fails only if the thread is ending. The status is returned even then.
     let _ = LAST.try_with(|last| *last.borrow_mut() = Some((failure, message)));
     status
 }

@@ -1,4 +1,4 @@
-//! Messages that the ranks of a node exchange.
+//! Functions of the C ABI for messages between the ranks of a node.
 
 use super::argument::{Out, VersionedOut, array, versioned};
 use super::guard::{Failure, guard};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 static MESSENGERS: Table<Arc<Messenger>> = Table::new(5);
 
-/// Makes every messenger of a closed context an invalid handle.
+/// Makes the handles of all messengers of a closed context invalid.
 pub(super) fn forget_all(context: &Arc<Context>) {
     MESSENGERS.purge(|messenger| Arc::ptr_eq(messenger.node().context(), context));
 }
@@ -25,7 +25,7 @@ fn find(messenger: mp_messenger_t) -> Result<Arc<Messenger>, Failure> {
     MESSENGERS.with(messenger.addr(), c"messenger", Arc::clone)
 }
 
-/// Returns the output for an operation's request, or `None` if the caller does not want a request.
+/// Returns the output parameter for a request. Returns `None` if the pointer is NULL, because the caller wants no request.
 fn request_out(request: *mut mp_request_t) -> Result<Option<Out<mp_request_t>>, Failure> {
     if request.is_null() { Ok(None) } else { Out::new(request, c"request").map(Some) }
 }

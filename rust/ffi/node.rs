@@ -1,4 +1,4 @@
-//! Nodes: groups of ranks that plan together.
+//! Functions of the C ABI for nodes: groups of processes (ranks) that plan their transfers together.
 
 use super::argument::{Out, array, text, versioned};
 use super::context::find;

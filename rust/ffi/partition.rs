@@ -1,4 +1,4 @@
-//! Transfers that move in partitions.
+//! Functions of the C ABI for transfers that are copied in partitions.
 
 use super::argument::{VersionedOut, bad_value, switch, text, versioned};
 use super::guard::{Failure, guard};

@@ -1,4 +1,4 @@
-//! Plans of the C ABI.
+//! Functions of the C ABI for plans.
 
 use super::argument::{Out, TextOut, VersionedOut, array, bad_value, switch, versioned};
 use super::context::{describe, find};
@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use std::ffi::c_char;
 use std::sync::Arc;
 
-/// Plan of this process alone, or of all ranks of a node.
+/// Plan of a single process, or plan of all ranks of a node.
 #[derive(Clone)]
 pub(super) enum AnyPlan {
     Own(Arc<Plan>),
@@ -36,7 +36,7 @@ pub(super) fn insert(context: Arc<Context>, plan: AnyPlan) -> Result<mp_plan_t, 
 
 static PLANS: Table<PlanEntry> = Table::new(2);
 
-/// Returns the node plan to which a handle refers. Fails if the handle refers to a plan of this process alone.
+/// Returns the node plan to which a handle refers. Fails if the handle refers to a plan of a single process.
 pub(super) fn node_plan(plan: mp_plan_t) -> Result<Arc<NodePlan>, Failure> {
     match PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())? {
         AnyPlan::Node(plan) => Ok(plan),
@@ -46,7 +46,7 @@ pub(super) fn node_plan(plan: mp_plan_t) -> Result<Arc<NodePlan>, Failure> {
     }
 }
 
-/// Makes every plan of a closed context an invalid handle.
+/// Makes the handles of all plans of a closed context invalid.
 pub(super) fn forget_all(context: &Arc<Context>) {
     PLANS.purge(|entry| Arc::ptr_eq(&entry.context, context));
 }
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn mp_plan(
     })
 }
 
-/// Returns the failure of a call if another thread has closed the context by `mp_context_destroy` during the call.
+/// Returns an error if another thread has closed the context with `mp_context_destroy` during a call.
 pub(super) fn closed(context: &Context) -> Option<Failure> {
     (!context.is_open()).then(|| Error::ContextDestroyed.into())
 }

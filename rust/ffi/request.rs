@@ -1,4 +1,4 @@
-//! Requests, which represent executions, sends and receives that a caller can wait for.
+//! Functions of the C ABI for requests: executions, sends and receives for whose completion a caller can wait.
 
 use super::argument::{Name, Out, bad_handle};
 use super::guard::{Failure, guard};
@@ -20,7 +20,7 @@ struct RequestEntry {
 
 static REQUESTS: Table<RequestEntry> = Table::new(3);
 
-/// Makes every request of a closed context an invalid handle.
+/// Makes the handles of all requests of a closed context invalid.
 pub(super) fn forget_all(context: &Arc<Context>) {
     REQUESTS.purge(|entry| Arc::ptr_eq(&entry.context, context));
 }
@@ -68,8 +68,8 @@ pub unsafe extern "C" fn mp_test(request: *mut mp_request_t, done: *mut i32, inf
     guard(|| end(Out::new(request, c"request")?, Some(Out::new(done, c"done")?), info))
 }
 
-/// Waits until a request has ended. With `done` only checks whether the request has ended. Destroys a request that has
-/// ended.
+/// Implements `mp_wait` and `mp_test`: blocks until a request has ended or, with `done`, only checks whether it has ended.
+/// Destroys a request that has ended.
 #[inline]
 fn end(request: Out<mp_request_t>, done: Option<Out<i32>>, info: *mut mp_message_info_t) -> Result<(), Failure> {
     let say = |is_done: i32, done: Option<Out<i32>>| done.into_iter().for_each(|done| done.write(is_done));
@@ -126,7 +126,7 @@ fn finish(request: Out<mp_request_t>, handle: mp_request_t) -> Result<(), Failur
     Ok(())
 }
 
-/// Returns the send or receive to which a completion belongs. Fails if it belongs to an execution.
+/// Returns the send or receive of a completion. Fails if the completion belongs to an execution.
 fn operation_of(completion: &Completion, argument: Name) -> Result<&Operation, Failure> {
     completion.as_any().downcast_ref().ok_or_else(|| {
         let remedy = if argument == c"info" { ": pass NULL as info" } else { "" };
@@ -183,7 +183,7 @@ pub extern "C" fn mp_stream_wait_request(stream: mp_stream_t, request: mp_reques
     })
 }
 
-/// Function of the caller that is called when a request has ended.
+/// Callback of the caller that is called when a request has ended.
 struct RequestFunction {
     function: unsafe extern "C" fn(user: *mut c_void, status: mp_status_value),
     user: *mut c_void,

@@ -1,9 +1,9 @@
-//! Tables of handles. A handle is a key of a slot map that is cast to a pointer, which is never dereferenced.
+//! Tables of handles. A handle is a key of a slot map, cast to a pointer that is never dereferenced.
 //!
-//! A key consists of a slot number and the number of times that the slot has been used. So a destroyed handle finds
-//! nothing, even if its slot is in use again. Four bits of a key hold the kind of the object, for example context or
-//! plan, so that a handle of the wrong kind finds nothing. Four more bits distinguish the process that created the
-//! handle from its children by `fork`.
+//! A key consists of a slot number and a count of how often the slot was used. A destroyed handle is therefore detected,
+//! even if its slot is in use again. Four bits of a key contain the kind of the object, for example context or plan, so
+//! that a handle of the wrong kind is detected. Four more bits identify the process, so that a child of `fork` detects
+//! handles of its parent.
 
 use super::argument::{Name, bad_handle};
 use super::guard::Failure;
@@ -16,8 +16,8 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 // A key has 64 bits and must fit into a pointer.
 const _: () = assert!(size_of::<*mut ()>() == size_of::<u64>(), "mpgpu needs a 64-bit target");
 
-/// Lowest of the four bits of a key that hold the kind. Bits 24 to 27 hold the process. All these bits belong to the
-/// slot number, which would need them only with 2^24 live handles.
+/// Position of the lowest of the four bits of a key that contain the kind. Bits 24 to 27 contain the process. All these
+/// bits belong to the slot number, which would need them only with 2^24 live handles.
 const KIND_SHIFT: u32 = 28;
 const PROCESS_SHIFT: u32 = 24;
 const KIND: u64 = 0xF << KIND_SHIFT;
@@ -42,8 +42,8 @@ impl<T> Table<T> {
         self.kind | (u64::from(fork::generation()) << PROCESS_SHIFT & PROCESS)
     }
 
-    /// Returns true if the handle was created by a process from which this one was forked. Such a handle refers to
-    /// nothing in this process.
+    /// Returns true if the handle was created by a process from which this process was forked. Such a handle is invalid in
+    /// this process.
     pub fn is_inherited(&self, handle: usize) -> bool {
         let bits = handle as u64;
         fork::generation() > 0 && bits & KIND == self.kind && bits & (KIND | PROCESS) != self.tag()
@@ -67,9 +67,9 @@ impl<T> Table<T> {
         if bits & (KIND | PROCESS) == tag { Ok(KeyData::from_ffi(bits ^ tag).into()) } else { Err(bad_handle(handle, name)) }
     }
 
-    /// Inserts `value` and returns a new handle, unless `refuse` returns a failure. `refuse` is called under the
-    /// table's lock. So a thread that changes its result and then calls [`purge`](Table::purge) finds every value that
-    /// was inserted before the change.
+    /// Inserts `value` and returns a new handle, unless `refuse` returns an error. `refuse` is called under the lock of the
+    /// table. Therefore, if a thread first makes `refuse` return an error and then calls [`purge`](Table::purge), it finds
+    /// every value that was inserted before.
     pub fn insert_unless(&self, value: T, refuse: impl FnOnce(&T) -> Option<Failure>) -> Result<usize, Failure> {
         let mut slots = self.write();
         if let Some(failure) = refuse(&value) {
@@ -90,14 +90,14 @@ impl<T> Table<T> {
         self.insert_unless(value, |_| None)
     }
 
-    /// Calls `get` with the value of this handle and returns the result. `get` is called under the lock, so it should
-    /// be quick.
+    /// Calls `get` with the value of a handle and returns the result. `get` is called under the lock of the table, so it
+    /// should be fast.
     pub fn with<R>(&self, handle: usize, name: Name, get: impl FnOnce(&T) -> R) -> Result<R, Failure> {
         let key = self.key(handle, name)?;
         self.read().get(key).map(get).ok_or_else(|| bad_handle(handle, name))
     }
 
-    /// Removes the value of this handle and returns it. The handle is then invalid.
+    /// Removes the value of a handle and returns it. The handle is then invalid.
     pub fn remove(&self, handle: usize, name: Name) -> Result<T, Failure> {
         let key = self.key(handle, name)?;
         self.write().remove(key).ok_or_else(|| bad_handle(handle, name))

@@ -19,11 +19,11 @@ use std::io;
 /// Maximum number of ranks of a node. No node has as many cores.
 pub const MOST_RANKS: u32 = 1024;
 
-/// Function like `MPI_Allgather`: every rank passes the same number of bytes, and receives the bytes of all ranks in rank order. All ranks
-/// call it together.
+/// Allgather operation like `MPI_Allgather`: every rank passes the same number of bytes, and receives the bytes of all ranks in rank order.
+/// All ranks call it together.
 pub trait Allgather: Send {
-    /// Sends `send` to all ranks, and fills `receive` with the data of all ranks, including this one, in rank order. An error text aborts
-    /// the collective call and is shown to the user.
+    /// Sends `send` to all ranks, and fills `receive` with the data of all ranks, including this one, in rank order. An error text that it
+    /// returns makes the collective call fail and appears in the error.
     fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String>;
 }
 

@@ -82,12 +82,12 @@ impl Default for Tuned {
 /// is wrong.
 pub const WEIGHTS: std::ops::RangeInclusive<u16> = 50..=20_000;
 
-/// Set of GPUs that may stage or forward data: some of the first 63, or all GPUs of the machine.
+/// Set of GPUs through which data of other devices may be forwarded. It contains some of the first 63 GPUs, or all GPUs of the machine.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Relays(u64);
 
 impl Relays {
-    /// All GPUs, on any machine.
+    /// Set of all GPUs, for any machine.
     pub const ALL: Relays = Relays(u64::MAX);
     /// Empty set.
     pub const NONE: Relays = Relays(0);

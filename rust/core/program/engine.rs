@@ -3,15 +3,15 @@
 /// Method by which a backend executes a plan's program.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Engine {
-    /// Method that the model predicts to be fastest.
+    /// Mechanism with the shortest predicted time.
     #[default]
     Auto,
-    /// Individual copies on internal streams, ordered by events.
+    /// Copies on several internal streams, ordered by events.
     Stream,
-    /// One graph launch that contains all copies and fused kernels.
+    /// Copies and fused copy kernels, launched as one CUDA graph.
     Graph,
-    /// Calls of the driver's batched copy, without staging.
+    /// Direct copies without staging, submitted by batched driver calls.
     Batch,
-    /// Fused kernels that copy directly between GPU memories.
+    /// Direct copies without staging, performed by fused copy kernels.
     Kernel,
 }

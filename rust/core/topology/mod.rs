@@ -39,25 +39,25 @@ pub use record::{FORMAT, Fingerprint, Gpu, Record, Residuals, hash};
 use std::fmt;
 use std::path::Path;
 
-/// Device with memory: a GPU or a host NUMA domain. Devices have the same numbers as in the C ABI: GPUs from 0 upwards, host NUMA domains
-/// from -1 downwards.
+/// Device with memory: a GPU or a host NUMA domain. The numbers are those of the C ABI: GPUs are 0, 1, 2 and so on, and host NUMA domains
+/// are -1, -2, -3 and so on.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId(pub i32);
 
 impl DeviceId {
-    /// Host memory of NUMA domain 0; `MP_DEVICE_HOST` in the C ABI.
+    /// Host memory of NUMA domain 0. Corresponds to `MP_DEVICE_HOST` in the C ABI.
     pub const HOST: DeviceId = DeviceId(-1);
-    /// Value that selects the device whose memory contains an address, in calls that accept it. No machine has a GPU with this number.
+    /// Value with which the library itself finds the device that owns an address, in calls that accept it. No GPU has this number.
     pub const AUTO: DeviceId = DeviceId(0x7fff_fffe);
-    /// Returns the device that stands for the GPU with number `index`.
+    /// Returns the GPU with the number `index`.
     pub const fn gpu(index: u32) -> Self {
         DeviceId(index as i32)
     }
-    /// Returns the device that stands for the host memory of NUMA domain `domain`.
+    /// Returns the host memory of the NUMA domain with the number `domain`.
     pub const fn host(domain: u32) -> Self {
         DeviceId(-1 - domain as i32)
     }
-    /// True if the device is host memory.
+    /// Returns true if the device is host memory.
     pub const fn is_host(self) -> bool {
         self.0 < 0
     }
