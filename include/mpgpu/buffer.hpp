@@ -49,8 +49,8 @@ template <class T> class buffer : public detail::memory_owner<T, detail::freed_i
     using allocator = mp_status_t(mp_context_t, std::int32_t, std::uint64_t, void **);
 
     buffer(allocator *allocate, const context &ctx, device where, std::size_t size, on_error failed) {
-        // A byte count that overflows is replaced by the largest one, so that the library reports an error with the
-        // requested size.
+        // If the size in bytes overflows, the largest number is passed. The library then reports that there is not
+        // enough memory.
         constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
         const std::uint64_t bytes = size <= most / sizeof(T) ? size * sizeof(T) : most;
         void *memory = nullptr;

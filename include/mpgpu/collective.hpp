@@ -120,7 +120,7 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
         const block &source = from[from.size() == 1 ? 0 : piece.from];
         const block &target = to[to.size() == 1 ? 0 : piece.to];
         const char *src = static_cast<const char *>(source.memory) + piece.send_offset;
-        // The destination was writable when its block was created.
+        // The memory range was created from writable memory, so the cast is valid.
         // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
         char *dst = static_cast<char *>(const_cast<void *>(target.memory)) + piece.receive_offset;
         if (src != dst) {

@@ -107,7 +107,7 @@ class context {
         c.signal_wait = static_cast<mp_signal_wait_t>(options.signal_wait);
         c.host_threads = options.host_threads;
         c.cache_graphs = options.cache_graphs;
-        failed.report(mp_context_create(&c, handle_.address())); // inline in the C header: passes that header's version
+        failed.report(mp_context_create(&c, handle_.address())); // passes the version of the C header
     }
 
     /// Returns the backend of the context, `host` or `cuda`. Throws `argument_error` if the context is empty.

@@ -291,7 +291,7 @@ class entries {
             return made;
         }
         sent_.remove_if([](sent_head &head) {
-            std::error_code ignored; // the requests of the parts report it
+            std::error_code ignored; // the requests of the parts report errors
             return head.request.test(ignored) || ignored;
         });
         detail::entry_head head;
@@ -333,7 +333,7 @@ class entries {
             }
         }
         for (auto at = arrivals_.begin(); at != arrivals_.end();) {
-            std::unique_ptr<arrival> one = std::move(*at); // dropped if it throws
+            std::unique_ptr<arrival> one = std::move(*at); // the message is dropped if this throws
             at = arrivals_.erase(at);
             bool there = one->is_there();
             if (there && !one->is_posted_) {
@@ -390,12 +390,12 @@ class entries {
             }
         }
 
-        std::vector<std::byte> bytes; // read until the request has ended
+        std::vector<std::byte> bytes; // the send reads it until the request has ended
         message_request request;
     };
 
     const messenger &messages_;
-    stream control_; // for heads, which do not wait for the program's work
+    stream control_; // stream of header messages; they need not wait for the program's work
     std::list<registered> functions_;
     std::list<sent_head> sent_;
     std::list<std::unique_ptr<arrival>> arrivals_;

@@ -128,7 +128,7 @@ inline constexpr const char *is_empty = " is empty: make one and move it there f
         details.driver_code = last.driver_code;
         details.argument = last.argument != nullptr ? last.argument : "";
         details.message = last.message != nullptr ? last.message : "";
-        // The C text speaks of a NULL handle. In C++ the object is empty.
+        // The C error text mentions a NULL handle. A C++ program knows it as an empty object.
         const std::string null = details.argument + " is NULL";
         if (details.status == mpgpu::status::invalid_handle && details.message == null) {
             details.message = details.argument + detail::is_empty;
@@ -157,7 +157,7 @@ class error : public std::runtime_error {
     [[nodiscard]] const std::string &argument() const noexcept { return details_->argument; }
 
   private:
-    std::shared_ptr<const error_details> details_; // shared, because copying an exception must not throw
+    std::shared_ptr<const error_details> details_; // shared pointer, because copying an exception must not throw
 };
 
 /// Exception: an argument is invalid (a value, object, device or address, or transfers that overlap).

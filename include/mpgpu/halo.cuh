@@ -42,15 +42,15 @@ template <direction Way> __global__ void copy_pieces(const piece *pieces) {
     copy_piece(pieces[blockIdx.y], Way, first, std::uint64_t{gridDim.x} * blockDim.x);
 }
 
-constexpr unsigned persistent_threads = 1024; // each block has its own message, which may be in host memory
-constexpr unsigned persistent_blocks = 32; // maximum if all work on one message: enough to saturate PCIe and a network
+constexpr unsigned persistent_threads = 1024; // one block packs a whole message, which may be in host memory
+constexpr unsigned persistent_blocks = 32;    // maximum if all blocks pack one message; saturates PCIe
 
 template <persistent_form Form>
 __global__ void __launch_bounds__(persistent_threads) exchange_kernel(persistent_work work, std::uint64_t exchange) {
     exchange_messages<Form>(notify_block::current(), work, exchange);
 }
 
-constexpr unsigned pushed_threads = 256; // small, so that many multiprocessors pack a face of a small mesh
+constexpr unsigned pushed_threads = 256; // few, so that a small face is packed by many multiprocessors
 
 /// Kernel that performs a rank's part of an exchange with pushed messages. Four blocks per multiprocessor keep enough
 /// loads in flight to hide the latency of memory.
@@ -85,7 +85,7 @@ template <class Kernel>
 unsigned blocks_at_once(const char *form, Kernel *kernel, unsigned threads, device where, int sharing, unsigned least) {
     int resident = 0;
     int multiprocessors = 0;
-    // This also loads the kernel. Loading it at its launch could wait for running kernels.
+    // The query also loads the kernel. If it were loaded at its launch, the launch could wait for running kernels.
     check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, static_cast<int>(threads), 0),
                "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
     check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, where.id()),
@@ -164,7 +164,7 @@ inline void reach(const pushed_messages &messages, device where) {
         }
         const cudaError_t enabled = cudaDeviceEnablePeerAccess(there.device, 0);
         if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
-            static_cast<void>(cudaGetLastError()); // clears the last error
+            static_cast<void>(cudaGetLastError()); // clears the last CUDA error
         } else {
             check_cuda(enabled, "cudaDeviceEnablePeerAccess");
         }
@@ -216,11 +216,11 @@ inline void check_persistent(stream_view stream) {
 [[nodiscard]] inline copier cuda_copier() {
     return [](const context &ctx, device where, array_view<const piece> pieces, direction way) -> launch_function {
         const auto kept = detail::on_device(ctx, where, pieces);
-        std::uint64_t cells = 0; // cells of the largest piece
+        std::uint64_t cells = 0; // number of cells of the largest piece
         for (const piece &p : pieces) {
             cells = std::max(cells, p.count[0] * p.count[1] * p.count[2]);
         }
-        constexpr std::uint64_t most_pieces = 65535; // gridDim.y
+        constexpr std::uint64_t most_pieces = 65535; // limit of gridDim.y
         if (pieces.size() > most_pieces) {
             detail::fail(detail::refusal(status::not_supported, "how",
                                          std::to_string(pieces.size()) + " pieces on one rank: one launch takes " +
@@ -255,8 +255,7 @@ inline void check_persistent(stream_view stream) {
             detail::blocks_at_once("options::persistent", kernel, detail::persistent_threads, where, sharing, least);
         const auto received = static_cast<std::uint32_t>(lists.starts.size() - 1) - sent;
         constexpr unsigned warps = detail::persistent_threads / 32;
-        // If all blocks work on one message, half of the GPU is left to other work, because one block occupies a
-        // multiprocessor.
+        // If all blocks pack the same message, each occupies a multiprocessor. Half of them are left to other work.
         const unsigned useful = each ? std::max(sent, received) + 1
                                      : std::min((lists.most_tiles() + warps - 1) / warps, detail::persistent_blocks);
         const unsigned blocks = std::clamp(useful, least, each ? most : std::max(most / 2, least));

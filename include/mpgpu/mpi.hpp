@@ -359,8 +359,8 @@ class node : public mpgpu::node {
                 }
             }
         }
-        // A rank that frees its memory after this point was mapped by all ranks that can map it. Without this barrier,
-        // some ranks could find it freed and others not.
+        // After this barrier all ranks have mapped the memory of the others. Without the barrier, a rank could free its
+        // memory after only some of the other ranks have mapped it.
         mpgpu::detail::meet_all_ranks(get(), call);
         return shared;
     }
@@ -391,7 +391,7 @@ class node : public mpgpu::node {
 
         [[nodiscard]] allgather gather() const {
             return [own = local](const void *send, void *receive, std::size_t bytes) {
-                const int count = static_cast<int>(bytes); // the library sends a few MiB at a time
+                const int count = static_cast<int>(bytes); // fits, because the library gathers a few MiB at a time
                 return MPI_Allgather(send, count, MPI_BYTE, receive, count, MPI_BYTE, own->get());
             };
         }

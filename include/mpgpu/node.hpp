@@ -333,7 +333,7 @@ class node {
                 thrown = std::current_exception();
             }
 #else
-            produce(triggers, stream_view(stream)); // ends the process if it fails
+            produce(triggers, stream_view(stream)); // without exceptions, a failure ends the process
 #endif
             return thrown ? 1 : 0;
         }
@@ -358,9 +358,10 @@ class node {
             const mp_node_end_t own{rank_, static_cast<std::uint32_t>(made.first.size()), 0};
             const mp_node_end_t other{static_cast<std::uint32_t>(half.rank), MP_BY_TAG, half.tag};
             made.first.push_back(half.memory);
-            // Numbers of ranks on other nodes, and `any_rank`, are further below; the library rejects them by name.
+            // `any_rank` and the numbers of ranks on other nodes are smaller. The library rejects them with a clear
+            // error.
             const bool is_none = half.rank < 0 && half.rank > MP_FIRST_ELSEWHERE;
-            made.second.push_back(is_none        ? node_transfer{own, own, 0} // keeps the indices of the others
+            made.second.push_back(is_none ? node_transfer{own, own, 0} // keeps the indices of the other transfers
                                   : half.is_send ? node_transfer{other, own, half.memory.bytes}
                                                  : node_transfer{own, other, half.memory.bytes});
         }

@@ -129,7 +129,7 @@ template <reach Who> MPGPU_NOTIFY_BOTH inline void store(std::uint64_t *counter,
 #else
     const bool last = __atomic_add_fetch(arrived, 1U, __ATOMIC_ACQ_REL) == of;
     if (last) {
-        __atomic_store_n(arrived, 0U, __ATOMIC_RELAXED); // no block counts again before this notification is set
+        __atomic_store_n(arrived, 0U, __ATOMIC_RELAXED); // no block increments it again before this notification is set
     }
     return last;
 #endif
@@ -140,7 +140,7 @@ template <reach Who> MPGPU_NOTIFY_BOTH inline std::uint64_t poll(const std::uint
     std::uint64_t now = load<Who>(counter);
     while (now < value) {
 #ifndef __CUDA_ARCH__
-        std::this_thread::yield(); // there may be more block threads than cores
+        std::this_thread::yield(); // there may be more threads than cores
 #endif
         now = load<Who>(counter);
     }
@@ -228,7 +228,7 @@ class notifier {
         }
         block.synchronize();
         const std::uint64_t now = found;
-        block.synchronize(); // the next wait may overwrite it
+        block.synchronize(); // before the next wait overwrites the value
         return now;
 #else
         static_cast<void>(block);

@@ -75,7 +75,7 @@ class request {
         auto owned = std::make_unique<detail::request_function>(std::move(function));
         const mp_status_t outcome = mp_request_set_callback(handle_.get(), detail::call_request_function, owned.get());
         if (outcome == MP_SUCCESS) {
-            static_cast<void>(owned.release()); // owned by the callback
+            static_cast<void>(owned.release()); // the callback now owns it
         }
         failed.report(outcome);
     }

@@ -187,31 +187,31 @@ pub enum mp_log_level_t {
     MP_LOG_TRACE = 5,
 }
 
-/// Opaque target of `mp_stream_t`. Never dereferenced.
+/// Type to which `mp_stream_t` points. It is opaque and never dereferenced.
 pub struct CUstream_st {
     _private: [u8; 0],
 }
-/// Opaque target of `mp_event_t`. Never dereferenced.
+/// Type to which `mp_event_t` points. It is opaque and never dereferenced.
 pub struct CUevent_st {
     _private: [u8; 0],
 }
-/// Opaque target of `mp_context_t`. Does not exist: the handle is a number.
+/// Type to which `mp_context_t` formally points. There are no objects of this type: the handle is a number.
 pub struct mp_context {
     _private: [u8; 0],
 }
-/// Opaque target of `mp_node_t`. Does not exist: the handle is a number.
+/// Type to which `mp_node_t` formally points. There are no objects of this type: the handle is a number.
 pub struct mp_node_s {
     _private: [u8; 0],
 }
-/// Opaque target of `mp_plan_t`. Does not exist: the handle is a number.
+/// Type to which `mp_plan_t` formally points. There are no objects of this type: the handle is a number.
 pub struct mp_plan_s {
     _private: [u8; 0],
 }
-/// Opaque target of `mp_messenger_t`. Does not exist: the handle is a number.
+/// Type to which `mp_messenger_t` formally points. There are no objects of this type: the handle is a number.
 pub struct mp_messenger_s {
     _private: [u8; 0],
 }
-/// Opaque target of `mp_request_t`. Does not exist: the handle is a number.
+/// Type to which `mp_request_t` formally points. There are no objects of this type: the handle is a number.
 pub struct mp_request {
     _private: [u8; 0],
 }

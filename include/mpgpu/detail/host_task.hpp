@@ -16,7 +16,7 @@ template <class Task> void run_task(void *user) noexcept {
 }
 
 template <class Task> void release_task(void *user) noexcept {
-    delete static_cast<Task *>(user); // allocated in `launch_host`
+    delete static_cast<Task *>(user); // was allocated in `launch_host`
 }
 
 /// Enqueues a call of a copy of `task` in a stream. The library destroys the copy when it will not be called again.
@@ -27,7 +27,7 @@ template <class Task> mp_status_t launch_host(mp_context_t context, mp_stream_t 
     const mp_status_t status =
         mp_stream_launch_host(context, stream, &run_task<stored>, copy.get(), &release_task<stored>);
     if (status == MP_SUCCESS) {
-        static_cast<void>(copy.release()); // owned by the library until release_task
+        static_cast<void>(copy.release()); // the library owns it until it calls release_task
     }
     return status;
 }

@@ -62,8 +62,8 @@ template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t
                 all += seconds;
             }
         }
-        // The first exchange of a plan also loads kernels and maps memory; the second is a single exchange. The faster
-        // of the two determines the length of the series, in case a short disturbance slows one of them.
+        // The length of the series is computed from the faster of two single exchanges. The first also loads kernels
+        // and maps memory, and either of them may be slowed by a short disturbance.
         quickest = std::min(quickest, all);
         spent += round > 1 ? all : round * quickest;
         if (round == 1) {
@@ -119,7 +119,7 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
     }
 #else
     static_cast<void>(which);
-    step(); // ends the process if it fails
+    step(); // without exceptions, a failure ends the process
 #endif
     return std::nullopt;
 }

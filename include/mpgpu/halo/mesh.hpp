@@ -147,7 +147,7 @@ inline void check(mp_status_t outcome) {
 
 /// Returns the error of a grid, if there is one.
 [[nodiscard]] inline std::optional<error_details> wrong(const grid &g) {
-    constexpr std::int64_t most = std::int64_t{1} << 40; // sums of a few stay far from overflow
+    constexpr std::int64_t most = std::int64_t{1} << 40; // so that sums of a few values cannot overflow
     const std::array<std::int64_t, 3> cells = mesh_cells(g);
     const std::array<int, 3> ranks = mesh_ranks(g);
     for (std::size_t d = 0; d < 3; ++d) {

@@ -11,7 +11,7 @@
 
 #include <mpi.h>
 #if defined(OPEN_MPI) && __has_include(<mpi-ext.h>)
-#include <mpi-ext.h> // reports whether MPI is GPU-aware
+#include <mpi-ext.h> // declares whether MPI is GPU-aware
 #endif
 
 #include <algorithm>
@@ -95,9 +95,9 @@ class mpi_requests : public off_node {
         int finalised = 0;
         if (MPI_Finalized(&finalised) == MPI_SUCCESS && finalised == 0) {
             for (MPI_Request &request : requests_) {
-                int done = 0; // or not active
+                int done = 0; // 1 if the request has ended or is not active
                 if (MPI_Request_get_status(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done == 0) {
-                    static_cast<void>(MPI_Cancel(&request)); // the plan is destroyed during an exchange
+                    static_cast<void>(MPI_Cancel(&request)); // happens if the plan is destroyed during an exchange
                     static_cast<void>(MPI_Wait(&request, MPI_STATUS_IGNORE));
                 }
                 static_cast<void>(MPI_Request_free(&request));
@@ -122,8 +122,10 @@ class mpi_requests : public off_node {
     mpi_requests(const context &ctx, const mpi::node &node, const schedule &all, int rank, device where,
                  const std::vector<std::size_t> &element_bytes, memory &outbox, memory &inbox, const options &how) {
         mpi::detail::check(MPI_Comm_dup(node.everyone(), messages_.address()), "MPI_Comm_dup");
-        if (how.persistent != persistent_form::none) {             // before any rank can fail
-            sharing_ = ranks_sharing(ctx, where, messages_.get()); // also counts ranks that are treated as other nodes
+        if (how.persistent != persistent_form::none) {
+            // This call is collective, so it precedes everything that can fail on one rank. The number includes ranks
+            // of this machine that are treated as being on other nodes.
+            sharing_ = ranks_sharing(ctx, where, messages_.get());
         }
         const bool staged = how.between_nodes == mpi_memory::staged || (how.between_nodes == mpi_memory::automatic &&
                                                                         ctx.backend() != backend::host && !gpu_aware());
@@ -131,7 +133,7 @@ class mpi_requests : public off_node {
             staging_out_ = memory(ctx, device::host(), outbox.size());
             staging_in_ = memory(ctx, device::host(), inbox.size());
         }
-        MPI_Datatype unit = MPI_DATATYPE_NULL; // counts are ints, and messages may have more bytes than those count
+        MPI_Datatype unit = MPI_DATATYPE_NULL; // MPI counts are ints, and messages may be larger than 2 GiB
         mpi::detail::check(MPI_Type_contiguous(static_cast<int>(piece_alignment), MPI_BYTE, &unit),
                            "MPI_Type_contiguous");
         mpi::detail::check(MPI_Type_commit(&unit), "MPI_Type_commit");
@@ -156,7 +158,7 @@ class mpi_requests : public off_node {
                 add(receives, m, unit);
             }
         }
-        mpi::detail::check(MPI_Type_free(&unit), "MPI_Type_free"); // the requests keep it
+        mpi::detail::check(MPI_Type_free(&unit), "MPI_Type_free"); // the requests keep the type alive
     }
 
     [[nodiscard]] MPI_Request *receives() noexcept { return requests_.data(); }
@@ -246,7 +248,7 @@ class mpi_messages final : public mpi_requests {
     void start() override { begin(); }
 
     exchange_progress progress() override {
-        // The previous messages have been unpacked too, because that is earlier in the same stream.
+        // The messages of the previous exchange are also unpacked, because that is earlier in the same stream.
         if (packed_ && packed_.test()) {
             if (count() > 0) { // a rank may have no neighbour on another node, and MPI refuses an empty list
                 mpi::detail::check(MPI_Startall(count(), receives()), "MPI_Startall");
@@ -296,7 +298,7 @@ class persistent_messages final : public mpi_requests {
         for (const bool receives : {false, true}) {
             const direction way = receives ? direction::unpack : direction::pack;
             for (const message &m : receives ? received_ : sent_) {
-                std::vector<piece> pieces; // pieces of all parts
+                std::vector<piece> pieces; // pieces of all parts of the messages
                 add_pieces(pieces, *m.of, g, arrays, m.given - m.part.offset, way);
                 lists.add({pieces.data() + m.part.first_piece, m.part.pieces});
             }
@@ -307,14 +309,14 @@ class persistent_messages final : public mpi_requests {
     persistent_messages(persistent_messages &&) = delete;
     persistent_messages &operator=(const persistent_messages &) = delete;
     persistent_messages &operator=(persistent_messages &&) = delete;
-    ~persistent_messages() override { release(); } // otherwise freeing the kernel's memory would wait forever
+    ~persistent_messages() override { release(); } // otherwise freeing the kernel's memory would block forever
 
     void packed(stream_view order) override {
         if (released_) {
             fail(refusal(status::rank_failed, "stream",
                          "an earlier exchange with ranks on other nodes has failed; create a new plan"));
         }
-        if (!alone_) { // concurrent with the exchange with ranks of this node
+        if (!alone_) { // the kernel runs beside the exchange with ranks of this node
             forked_.record(order);
             side_.wait(forked_);
         }
@@ -337,7 +339,7 @@ class persistent_messages final : public mpi_requests {
         or_release([this] {
             constexpr unsigned look = 1024;
             if (++polls_ % look == 0) {
-                kernel_.check(runs_in_); // a failed kernel no longer notifies
+                kernel_.check(runs_in_); // detects a failed kernel, which sends no notifications
             }
             if (!posted_ && !told_.test(begun, exchange_)) {
                 return;
@@ -375,7 +377,7 @@ class persistent_messages final : public mpi_requests {
     /// Makes the kernel end, even if messages have not arrived.
     void release() noexcept {
         released_ = true;
-        for (std::size_t k = 0; k <= received_.size(); ++k) { // and `all_sent_at`, which follows them
+        for (std::size_t k = 0; k <= received_.size(); ++k) { // the last index is that of `all_sent_at`
             told_.raise(arrived_at(sent(), k), given_up);
         }
     }
@@ -389,7 +391,7 @@ class persistent_messages final : public mpi_requests {
             throw;
         }
 #else
-        step();                       // ends the process if it fails
+        step();                       // without exceptions, a failure ends the process
 #endif
     }
 
@@ -443,7 +445,7 @@ class messages_by_thread final : public off_node {
         {
             const std::lock_guard<std::mutex> locked(mutex_);
             now_ = {};
-            now_.to_send = 1; // until the thread updates it
+            now_.to_send = 1; // counts as not done until the thread updates it
             failed_ = nullptr;
             works_ = true;
         }
@@ -509,7 +511,7 @@ class messages_by_thread final : public off_node {
             return never;
         }
 #else
-        return messages_->progress(); // ends the process if it fails
+        return messages_->progress(); // without exceptions, a failure ends the process
 #endif
     }
 

@@ -99,7 +99,7 @@ MPGPU_NOTIFY_BOTH inline void copy_words(const piece &p, direction way, std::uin
     Word *const message = reinterpret_cast<Word *>(p.message);
     cell_walk<Word> cells(p, row_words, first, stride);
     for (std::uint64_t i = first; i < end; i += AtOnce * stride) {
-        Word read[AtOnce] = {}; // no std::array, which device code may not index
+        Word read[AtOnce] = {}; // device code cannot index a std::array
         for (unsigned n = 0; n < AtOnce; ++n) {
             const std::uint64_t at = i + n * stride;
             if (at < end) {
@@ -117,8 +117,8 @@ MPGPU_NOTIFY_BOTH inline void copy_words(const piece &p, direction way, std::uin
 
 /// Returns the size in bytes of the widest word to which all rows of a piece are aligned.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline unsigned word_bytes(const piece &p) {
-    const std::uint64_t all =
-        reinterpret_cast<std::uintptr_t>(p.cells) | p.element_bytes | p.row_bytes | p.plane_bytes; // see the low bits
+    // The low bits of this value show the common alignment.
+    const std::uint64_t all = reinterpret_cast<std::uintptr_t>(p.cells) | p.element_bytes | p.row_bytes | p.plane_bytes;
     return all % sizeof(std::uint64_t) == 0 ? 8 : all % sizeof(std::uint32_t) == 0 ? 4 : 1;
 }
 
@@ -192,8 +192,8 @@ struct persistent_lists {
     }
 };
 
-// Notifications of a launch. The value of an arrival notification contains the message that has arrived. Therefore the
-// kernel waits for one notification at a time and unpacks in the order of arrival.
+// Indices and values of the notifications. The value of an arrival notification contains the index of the message.
+// Therefore the kernel waits for only one notification at a time, and unpacks messages in the order of their arrival.
 
 /// Index of the notification that the kernel sets to the number of the exchange when it begins. The previous kernel has
 /// then ended, so its message buffers may be reused.
@@ -226,7 +226,7 @@ MPGPU_NOTIFY_BOTH inline void copy_message(const notify_block &block, const pers
                                            std::uint32_t message, direction way) {
     constexpr std::uint32_t warp = 32;
     const std::uint32_t lanes = block.threads < warp ? block.threads : warp;
-    const std::uint32_t warps = block.threads / lanes; // warps of the block
+    const std::uint32_t warps = block.threads / lanes; // number of warps in the block
     const std::uint32_t own = block.thread / lanes;
     const bool alone = Form == persistent_form::block_each;
     const std::uint32_t stride = alone ? warps : warps * block.blocks;
@@ -315,7 +315,7 @@ void run_as_threads(const persistent_lists &lists, std::uint32_t sent, notifier 
 [[nodiscard]] inline persistent_copier cpu_persistent() {
     return [](const context &ctx, device, const persistent_lists &lists, std::uint32_t sent, notifier tell,
               persistent_form form, int) -> persistent_kernel {
-        // Shared with enqueued work, which may outlive the plan.
+        // Shared ownership, because enqueued work may outlive the plan.
         const auto kept = std::make_shared<const persistent_lists>(lists);
         auto *const run = form == persistent_form::block_each ? &run_as_threads<persistent_form::block_each>
                                                               : &run_as_threads<persistent_form::all_blocks>;

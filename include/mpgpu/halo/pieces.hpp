@@ -62,7 +62,7 @@ inline void copy_on_cpu(array_view<const piece> pieces, direction way) noexcept 
                 std::byte *row = p.cells + z * p.plane_bytes + y * p.row_bytes;
                 std::byte *to = way == direction::pack ? message : row;
                 const std::byte *from = way == direction::pack ? row : message;
-                if (bytes == sizeof(std::uint64_t)) { // one cell of a face in x: inlined, faster than a call
+                if (bytes == sizeof(std::uint64_t)) { // one cell of a face across x: inlined, faster than a call
                     std::memcpy(to, from, sizeof(std::uint64_t));
                 } else {
                     std::memcpy(to, from, bytes);
@@ -175,7 +175,7 @@ namespace detail {
 
 [[nodiscard]] inline copier cpu_copier() {
     return [](const context &ctx, device, array_view<const piece> pieces, direction way) -> launch_function {
-        // Shared with enqueued work, which may outlive the plan.
+        // Shared ownership, because enqueued work may outlive the plan.
         const auto kept = std::make_shared<const std::vector<piece>>(pieces.begin(), pieces.end());
         return [context = ctx.get(), kept, way](stream_view stream) {
             check(mpgpu::detail::launch_host(context, stream.get(), [kept, way] { copy_on_cpu(*kept, way); }));

@@ -79,7 +79,7 @@ class departure {
     ~departure() {
         const bool has_thrown = std::uncaught_exceptions() > exceptions_;
         const std::uint64_t last = !has_captured ? exchanges : has_thrown ? 0 : any_exchange;
-        for (std::uint64_t *const counter : there_) { // failures for ranks that have left are ignored
+        for (std::uint64_t *const counter : there_) { // errors for ranks that have already exited are ignored
             static_cast<void>(mp_memory_leave(context_, counter, is_abandoned() ? 0 : last));
         }
     }
@@ -171,18 +171,18 @@ class plan {
     /// process, the destructor does the same. Throws `driver_error`, `peer_gone`.
     void destroy() {
         check_made();
-        plan whole = std::move(*this); // destroyed at the end of the function
+        plan whole = std::move(*this); // is destroyed at the end of this function
         whole.complete();
         detail::check(mp_stream_synchronize(whole.context_, whole.lanes_.front().order.get()));
-        if (whole.push_) { // its exchanges also run in streams of the caller
+        if (whole.push_) { // exchanges also run in streams of the caller
             whole.finished_.synchronize();
         }
         if (whole.imports_) {
             whole.leaving_.reset();
-            whole.imports_->barrier(); // no rank writes to another from here on
+            whole.imports_->barrier(); // after this, no rank writes to memory of another rank
             whole.transfers_.reset();
             whole.imports_->unmap();
-            whole.imports_->barrier(); // no rank has memory of another mapped from here on
+            whole.imports_->barrier(); // after this, no rank has mapped memory of another rank
         }
     }
 
@@ -194,7 +194,7 @@ class plan {
             std::int32_t of = MP_DEVICE_HOST;
             look_at(stream, &of);
             if (!is_captured_ && of == lanes_.front().inbox.location().id()) {
-                push(stream); // no other streams have to be joined
+                push(stream); // uses only this stream
                 return;
             }
         }
@@ -235,7 +235,7 @@ class plan {
             fork([](const lane &l) -> const launch_function & { return l.unpack; });
         }
         finished_.record(order);
-        if (off_node_) { // last, so that the work enqueued for ranks of this node runs while the host waits
+        if (off_node_) { // last, so that other enqueued work runs while the host waits
             off_node_->start();
             under_way_ = true;
             if (waits_) {
@@ -523,7 +523,7 @@ class plan {
             count_sent(all, l);
             for (const detail::rank_pair &p : all.pairs) {
                 std::byte *sent = l.outbox.data() + p.outbox_offset;
-                const bool copied = p.on_node || how.persistent == persistent_form::none; // here, not by off_node_
+                const bool copied = p.on_node || how.persistent == persistent_form::none; // false if off_node_ packs
                 if (copied && p.from == l.rank) {
                     detail::add_pieces(pack, p, g, l.arrays, sent, direction::pack);
                 }
@@ -618,7 +618,7 @@ class plan {
         try {
             return off_node_->progress();
         } catch (...) {
-            under_way_ = false; // a failed exchange is not continued
+            under_way_ = false; // an exchange that failed is not continued
             throw;
         }
 #else

@@ -30,7 +30,7 @@ template <> struct processes<mpi::node> {
         explicit of_others(const mpi::node &ranks) : node(ranks.get()) {}
 
         mp_node_t node; ///< node to which these ranks belong
-        // Used if kernels push:
+        // Used only if messages are pushed:
         signal_counters gone; ///< one counter, which is set when a rank has exited
         mpi::shared_memory<std::uint64_t> gone_there;
         mpi::shared_memory<std::byte> inboxes;
@@ -63,7 +63,7 @@ template <> struct processes<mpi::node> {
             throw;
         }
 #else
-        step(); // ends the process, and with it the job, if it fails
+        step(); // without exceptions, a failure ends the process and the job
 #endif
         if (!everywhere(node.everyone(), true)) {
             fail(invalid("arrays",
@@ -101,7 +101,7 @@ template <> struct processes<mpi::node> {
 
     /// Throws if the ranks have passed different arguments. Different schedules would write data to wrong addresses.
     static void check_agreement(const mpi::node &node, const grid &g, const rank_arrays &arrays, const options &how) {
-        std::uint64_t print = 14695981039346656037U; // FNV-1a, a word at a time
+        std::uint64_t print = 14695981039346656037U; // hash of the arguments: FNV-1a, a word at a time
         const auto add = [&print](auto word) { print = (print ^ static_cast<std::uint64_t>(word)) * 1099511628211U; };
         for (std::size_t d = 0; d < 3; ++d) {
             add(mesh_cells(g)[d]);
@@ -122,7 +122,7 @@ template <> struct processes<mpi::node> {
         std::array<std::uint64_t, 2> least{};
         mpi::detail::check(MPI_Allreduce(mine.data(), least.data(), 2, MPI_UINT64_T, MPI_MIN, node.everyone()),
                            "MPI_Allreduce");
-        if (least[0] != ~least[1]) { // the least and the greatest print
+        if (least[0] != ~least[1]) { // compares the smallest and the largest hash
             fail(invalid("grid", "the ranks have passed different grids, variables or values of direct_pieces, "
                                  "persistent or pushed"));
         }
@@ -152,7 +152,7 @@ template <> struct processes<mpi::node> {
         if (!node) {
             mpgpu::detail::fail_empty("node"); // MPI would abort the program
         }
-        mpgpu::detail::meet_all_ranks(node.get(), "halo::plan"); // detects ranks in another call before MPI waits
+        mpgpu::detail::meet_all_ranks(node.get(), "halo::plan"); // ranks in another call get an error; MPI would wait
         const int rank = node.communicator_rank();
         together(node, [&] { check_arguments(node, g, rank, arrays, how); });
         check_agreement(node, g, arrays, how);
@@ -173,7 +173,7 @@ template <> struct processes<mpi::node> {
                 planned(limit);
             }
             if (forms.empty() && how.direct_pieces.value_or(0) > 0 && can_pack) {
-                planned(0); // arrays that cannot be shared use messages, which can
+                planned(0); // arrays that cannot be mapped are exchanged by messages
             }
         }
         if (tries_pushed(g, how, everywhere(node.everyone(), is_one_node(node) && can_push(ctx, how)))) {
@@ -192,7 +192,7 @@ template <> struct processes<mpi::node> {
         const std::size_t best = plan::choose(forms, seconds, out);
         for (std::size_t form = 0; form < forms.size(); ++form) {
             if (form != best) {
-                if (forms[form].leaving_) { // one rank may have refused the form while others had sent everything
+                if (forms[form].leaving_) { // one rank may have failed after others sent everything
                     forms[form].leaving_->give_up();
                 }
                 forms[form].destroy();
@@ -268,7 +268,7 @@ template <> struct processes<mpi::node> {
         if (made) {
             made->transfers_.reset();
         }
-        kept->barrier(); // no rank has memory of another mapped any more
+        kept->barrier(); // after this, no rank has mapped memory of another rank
         return std::nullopt;
     }
 
@@ -328,7 +328,7 @@ template <> struct processes<mpi::node> {
         }
         if (!done) {
             kept->unmap();
-            kept->barrier(); // no rank has memory of another mapped any more
+            kept->barrier(); // after this, no rank has mapped memory of another rank
             return std::nullopt;
         }
         return made;

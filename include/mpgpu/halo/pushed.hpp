@@ -131,7 +131,7 @@ constexpr std::uint32_t none_arrives = ~std::uint32_t{0};
 /// `none_arrives` if no more messages will arrive. One thread of a block calls it.
 MPGPU_NOTIFY_BOTH inline std::uint32_t poll_for_any(const pushed_work &work, std::uint32_t left,
                                                     std::uint64_t exchange) {
-    constexpr std::uint32_t look = 4096; // some milliseconds; rarely, because all blocks read host memory
+    constexpr std::uint32_t look = 4096; // every few milliseconds, because all blocks then read host memory
     for (std::uint32_t polls = 1;; ++polls) {
         for (std::uint32_t m = 0; m < work.received; ++m) {
             const std::uint64_t *const flag = work.flags[work.sent + m];
@@ -145,9 +145,9 @@ MPGPU_NOTIFY_BOTH inline std::uint32_t poll_for_any(const pushed_work &work, std
             return none_arrives;
         }
 #ifdef __CUDA_ARCH__
-        __nanosleep(32); // each read empties the L1 cache of blocks that still pack
+        __nanosleep(32); // each read invalidates the L1 cache, which blocks that pack use
 #else
-        std::this_thread::yield(); // there may be more threads of ranks and blocks than cores
+        std::this_thread::yield(); // there may be more threads than cores
 #endif
     }
 }
@@ -163,7 +163,7 @@ MPGPU_NOTIFY_BOTH inline std::uint32_t wait_for_any(const notify_block &block, c
     }
     block.synchronize();
     const std::uint32_t now = found;
-    block.synchronize(); // the next wait may overwrite it
+    block.synchronize(); // before the next wait overwrites the result
     return now;
 #else
     static_cast<void>(block);
@@ -174,11 +174,11 @@ MPGPU_NOTIFY_BOTH inline std::uint32_t wait_for_any(const notify_block &block, c
 /// Performs the calling block's work in an exchange. Blocks wait for other ranks, whose blocks wait for all blocks of
 /// this rank. Therefore all blocks must run simultaneously.
 MPGPU_NOTIFY_BOTH inline void push_messages(const notify_block &block, const pushed_work &work) {
-    const std::uint64_t exchange = work.state->exchange + 1; // the state is updated when all blocks have ended
+    const std::uint64_t exchange = work.state->exchange + 1; // the last block to end increments it
     const std::uint64_t half = exchange % 2;
     const std::uint32_t all = work.sent + work.received;
-    // The exchange that was abandoned still ends in all blocks: a thread that left early would leave its part of a
-    // message unwritten. Later exchanges do nothing.
+    // In the exchange that is abandoned, all blocks still pack, because a block that returned early would leave its
+    // part of a message unwritten. Later exchanges do nothing.
     const std::uint64_t abandoned = mpgpu::detail::load<mpgpu::detail::reach::device>(&work.state->abandoned);
     if (abandoned != 0 && abandoned < exchange) {
         return;
@@ -274,7 +274,7 @@ struct pushed_lists : persistent_lists {
 /// Returns a function that runs the kernel on CPU threads, each of which acts as a block. The CPU must be able to
 /// access the arrays and messages.
 [[nodiscard]] inline pushing_copier cpu_pushed() {
-    constexpr static std::uint32_t worth_a_thread = 32; // tiles: starting a thread takes as long as copying these
+    constexpr static std::uint32_t worth_a_thread = 32; // number of tiles whose copy takes as long as starting a thread
     struct kernel {
         explicit kernel(const pushed_messages &messages)
             : lists(messages), blocks(lists.most_tiles(messages) < worth_a_thread ? 1 : 2),
@@ -302,7 +302,7 @@ struct pushed_lists : persistent_lists {
         pushed_work work;
     };
     return [](const context &ctx, device, const pushed_messages &messages, int) -> launch_function {
-        // Shared with enqueued work, which may outlive the plan.
+        // Shared ownership, because enqueued work may outlive the plan.
         const auto kept = std::make_shared<const kernel>(messages);
         return [context = ctx.get(), kept](stream_view stream) {
             check(mpgpu::detail::launch_host(context, stream.get(), [kept] { kept->run(); }));

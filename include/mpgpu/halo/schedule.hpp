@@ -69,7 +69,7 @@ struct schedule {
 
 constexpr std::uint64_t piece_alignment = 16;
 constexpr std::uint64_t message_alignment =
-    256; // as mp_alloc aligns, so that messages are copied as whole allocations are
+    256; // alignment of mp_alloc, so that messages are copied as fast as whole allocations
 
 [[nodiscard]] constexpr std::uint64_t aligned(std::uint64_t bytes, std::uint64_t to) noexcept {
     return (bytes + to - 1) / to * to;
@@ -102,7 +102,8 @@ constexpr std::uint64_t message_alignment =
     const box own = box_of(g, to);
     region r{};
     for (std::size_t d = 0; d < 3; ++d) {
-        // Array index ghost[d] is the first computed cell. In dimensions without a step both ranks have the same cells.
+        // The first computed cell has the array index ghost[d]. In dimensions in which `step` is 0, both ranks have the
+        // same cells.
         r.cells[d] = step[d] == 0 ? own.cells[d] : g.ghost[d];
         r.source[d] = step[d] < 0 ? source.cells[d] : g.ghost[d];
         r.ghost[d] = step[d] < 0 ? 0 : (step[d] == 0 ? g.ghost[d] : g.ghost[d] + own.cells[d]);
