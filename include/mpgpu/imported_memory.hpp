@@ -25,7 +25,8 @@ template <class T>
     failed.report(mp_memory_export(ctx.get(), range.data(), range.size_bytes(), &handle));
     return handle;
 }
-/// Exports all elements of a buffer to other processes. Throws the exceptions of the function above.
+/// Exports all elements of a buffer to other processes on the machine. Throws the exceptions of `export_memory` with a
+/// span.
 template <class T>
 [[nodiscard]] memory_handle export_memory(const context &ctx, const buffer<T> &whole, on_error failed = {}) {
     return export_memory(ctx, device_span<const T>(whole), failed);

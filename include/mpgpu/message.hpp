@@ -123,8 +123,8 @@ template <class Byte> class message_memory {
     std::uint64_t bytes_;
 };
 
-/// Request: a send, receive, fetch or described buffer, for whose completion the program can wait. Destroying a pending
-/// request does not block and does not stop the operation.
+/// Request: a send, receive, fetch or described buffer that the program can wait for. Destroying a pending request does
+/// not block and does not stop the operation.
 class message_request : public request {
   public:
     /// Constructs an empty request.

@@ -95,8 +95,8 @@ typedef struct mp_messenger_s *mp_messenger_t;
 /// other rank passes a descriptor of the same transfer with the same tag, which gives the position.
 #define MP_BY_TAG 0xFFFFFFFF
 
-/// Request: an execution of a plan, a send, a receive or a fetch, for whose completion the program can wait. The handle
-/// is a number, not an address.
+/// Request: an execution of a plan, a send, a receive or a fetch that the program can wait for. The handle is a number,
+/// not an address.
 typedef struct mp_request *mp_request_t;
 
 /// Major version of this header. It increases with incompatible changes.

@@ -365,7 +365,7 @@ class node : public mpgpu::node {
         return shared;
     }
     /// Exports all elements of a buffer, and maps the memory of the other ranks. An empty buffer exports nothing.
-    /// Otherwise like the first overload.
+    /// Collective. Otherwise like `exchange` with a span.
     template <class T> [[nodiscard]] shared_memory<T> exchange(buffer<T> &whole) const {
         return exchange(device_span<T>(whole));
     }
@@ -409,7 +409,8 @@ class node : public mpgpu::node {
         }
     }
 
-    /// Gathers `count` values from each rank on this node. All ranks on the node must be in the collective `call`.
+    /// Gathers `count` values from every rank on this node, in rank order. All ranks of the node call it together with
+    /// the same `call`, a name for error texts.
     template <class T> [[nodiscard]] std::vector<T> of_all(const char *call, const T *mine, std::size_t count) const {
         return mpgpu::detail::of_all_ranks(get(), on_node_.size(), call, mine, count);
     }

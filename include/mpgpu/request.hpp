@@ -3,7 +3,7 @@
 #define MPGPU_REQUEST_HPP
 
 /// @file
-/// Requests: executions, sends and receives for whose completion the program can wait.
+/// Requests: executions, sends and receives that the program can wait for.
 
 #include <mpgpu/detail/handle.hpp>
 #include <mpgpu/error.hpp>
@@ -35,7 +35,7 @@ inline void call_request_function(void *user, mp_status_t outcome) {
 
 } // namespace detail
 
-/// Request: an execution of a plan for whose completion the program can wait.
+/// Request: an execution of a plan that the program can wait for.
 ///
 /// Move-only. As with `MPI_Request_free`, destroying a pending request does not block and does not stop the copies.
 /// They continue in stream order. (A destructor that waited would add a hidden host synchronisation to time loops that

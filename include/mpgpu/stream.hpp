@@ -42,9 +42,9 @@ class stream {
 
     /// Blocks the calling thread until all work that is enqueued in this stream so far has finished.
     ///
-    /// Throws `argument_error`, `driver_error`. Throws `peer_gone`, once, if a process exited for which this stream was
-    /// waiting, so that the wait was abandoned. The wait may also have been in a stream for which this stream has
-    /// waited.
+    /// Throws `argument_error`, `driver_error`. Throws `peer_gone`, once, if the stream has abandoned a wait because a
+    /// process exited. The same applies if another stream has abandoned a wait, and this stream has waited for that
+    /// stream.
     void synchronize(on_error failed = {}) const { failed.report(mp_stream_synchronize(context_handle(), get())); }
 
     /// Enqueues a call of `task()` on a CPU thread, after all earlier work in this stream and before all later work.

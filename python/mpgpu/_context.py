@@ -346,7 +346,7 @@ class Buffer(_library.Owner):
             raise AttributeError(
                 f"memory of device {self.device} on the {self._context._backend} backend is host memory: use __array_interface__"
             )
-        # There is no entry `stream`, because mpgpu uses the memory only in streams that the caller knows.
+        # `stream` is None, because mpgpu uses the memory only in streams that the caller knows.
         return {
             "version": 3,
             "shape": self.shape,

@@ -325,7 +325,8 @@ class Messenger(_library.Owner):
             x: writable memory, at least as large as the message.
             rank: the sending rank, or ``ANY`` for any rank.
             tag: the tag, or ``ANY`` for any tag.
-            stream: the stream after whose earlier work ``x`` is written. ``None`` has the same meaning as for :meth:`send`.
+            stream: the stream that orders the receive: ``x`` is written after its earlier work. ``None`` has the same meaning as for
+                :meth:`send`.
             mask: the bits of the tag that must be equal.
 
         Raises:

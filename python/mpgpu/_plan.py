@@ -79,7 +79,7 @@ class PlanInfo(NamedTuple):
 
 
 class Request(_library.Owner):
-    """Request: an execution of a plan for whose completion the program can wait.
+    """Request: an execution of a plan that the program can wait for.
 
     Keeps the plan alive, and therefore all memory that the execution needs. If the request is dropped before the execution has finished,
     mpgpu keeps them until then. Dropping it does not block. May be used from any thread.

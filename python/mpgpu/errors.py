@@ -80,8 +80,8 @@ class Timeout(Error, builtins.TimeoutError):
 
 
 class RankError(Error):
-    """Raised if a collective call (made by all ranks of a node together) failed: on another rank, whose reason the message contains, or in
-    the allgather function.
+    """Raised if a collective call (made by all ranks of a node together) failed on another rank. The message contains the reason. Also
+    raised if the allgather function failed.
     """
 
 

@@ -171,7 +171,7 @@ impl Plan {
     }
 }
 
-/// Request: an execution of a plan for whose completion the program can wait. It keeps its plan alive. If the request is dropped, the
+/// Request: an execution of a plan that the program can wait for. It keeps its plan alive. If the request is dropped, the
 /// execution continues.
 #[derive(Debug)]
 #[must_use = "to execute without waiting, call Plan::enqueue, which costs less"]

@@ -1,4 +1,4 @@
-//! Functions of the C ABI for requests: executions, sends and receives for whose completion a caller can wait.
+//! Functions of the C ABI for requests: executions, sends and receives that a caller can wait for.
 
 use super::argument::{Name, Out, bad_handle};
 use super::guard::{Failure, guard};

@@ -232,8 +232,8 @@ pub type mp_node_t = *mut mp_node_s;
 /// Messenger: object through which one rank exchanges messages with the other ranks of a node. The handle is a number,
 /// not an address.
 pub type mp_messenger_t = *mut mp_messenger_s;
-/// Request: an execution of a plan, a send, a receive or a fetch, for whose completion the program can wait. The handle
-/// is a number, not an address.
+/// Request: an execution of a plan, a send, a receive or a fetch that the program can wait for. The handle is a number,
+/// not an address.
 pub type mp_request_t = *mut mp_request;
 
 /// Options for creating a context. Initialise with `MP_CONTEXT_OPTIONS_INIT`. For a field that is 0 or NULL the library

@@ -50,7 +50,7 @@ module mpgpu
     private :: node_create, node_device, node_devices, node_fail, node_destroy
     private :: address_at, is_none, wrong_halo
 
-    ! Request: an execution of a plan for whose completion the program can wait.
+    ! Request: an execution of a plan that the program can wait for.
     type :: mpgpu_request
         type(c_ptr) :: handle = c_null_ptr
     contains
