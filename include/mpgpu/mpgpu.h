@@ -53,8 +53,8 @@
 
 /// Device number with which the library itself finds the device that owns the address. Accepted in transfers.
 ///
-/// An address that the library does not know counts as pageable host memory. This includes the address of freed memory,
-/// so the error is detected only if the transfer states the real device instead.
+/// An address that the library does not know counts as pageable host memory. This includes the address of freed memory.
+/// If a transfer states the device instead, the library detects that error.
 #define MP_DEVICE_AUTO 0x7ffffffe
 
 /// Stream: a queue whose work runs in order. The type is the same as `cudaStream_t`. NULL is the default stream.

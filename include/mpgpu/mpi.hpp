@@ -175,7 +175,7 @@ template <class T> class shared_memory {
         std::string why;
     };
     struct peer {
-        std::vector<mapped> ranges; ///< empty for a rank on another node
+        std::vector<mapped> ranges; ///< memory ranges of the rank; empty for a rank on another node
         mapped elsewhere;           ///< result of `of` for all other ranges
     };
 

@@ -84,7 +84,9 @@ def empty_like(tree: Tree, *, device: Device = HOST, context: Context | None = N
 
 
 def pin(tree: Tree, *, device: Device = HOST, context: Context | None = None) -> Tree:
-    """Copies the tensors of a tree into pinned memory, in one allocation, and returns the copies. Blocks until the copies have finished."""
+    """Copies the tensors of a tree (a tensor, or nested dicts, lists and tuples of tensors) into pinned memory, in one allocation, and
+    returns the copies. Blocks until the copies have finished.
+    """
     host = host_number(device)
 
     def make(tensors: list[Any]) -> list[Any]:
