@@ -96,8 +96,8 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
         return std::nullopt;
     }
     return error_details{status::invalid_argument, 0, argument,
-                         what + " has " + std::to_string(has) + " bytes, and " + std::to_string(bytes) +
-                             " move there: take a span of that size"};
+                         what + " has " + std::to_string(has) + " bytes, but " + std::to_string(bytes) +
+                             " are transferred there: pass a span of that size"};
 }
 
 /// Returns true if the size of a memory range equals the number of bytes to copy. Otherwise reports an error.
@@ -168,7 +168,7 @@ class byte_sizes {
         : sizes_(count, 0) {
         if (!elements.empty() && elements.size() != count) {
             refuse(argument, std::string(argument) + " has " + std::to_string(elements.size()) + " sizes, and " +
-                                 std::to_string(count) + " are needed: pass one for each, or none");
+                                 std::to_string(count) + " are needed: pass one for each rank, or none");
             return;
         }
         for (std::size_t at = 0; at < count; ++at) {
@@ -176,7 +176,7 @@ class byte_sizes {
             if (number > (most - sum_) / element_bytes) {
                 refuse(argument, std::string(argument) + "[" + std::to_string(at) + "] is " + std::to_string(number) +
                                      " elements of " + std::to_string(element_bytes) +
-                                     " bytes: with those before it more bytes than an address can count");
+                                     " bytes: together with the sizes before it, more bytes than an address can count");
                 return;
             }
             sizes_[at] = number * element_bytes;
@@ -312,7 +312,7 @@ template <class Sources, class Destinations>
     if (from.size() != to.size()) {
         failed.report({status::invalid_argument, 0, "destinations",
                        std::to_string(to.size()) + " destinations for " + std::to_string(from.size()) +
-                           " sources: each participant has one of both"});
+                           " sources: each participant must have one source and one destination"});
         return {};
     }
     for (std::size_t at = 0; at < to.size(); ++at) {
@@ -337,7 +337,8 @@ template <class Sources, class Destinations,
         failed.report({status::invalid_argument, 0, "destinations",
                        std::to_string(to.size()) + " destinations and " + std::to_string(elements.size()) +
                            " sizes for " + std::to_string(count) +
-                           " sources: as many destinations, and a size of each " + "for each or none"});
+                           " sources: pass as many destinations as sources, and one size for each " +
+                           "pair of them, or none"});
         return {};
     }
     std::size_t element = 1;

@@ -82,7 +82,8 @@ static_assert(sizeof(entry_head) == 16 && sizeof(entry_part) == 72, "mpgpu: rank
 
 /// Returns a view of the bytes of a value, to pass as arguments to `entries::send`. They are read during that call.
 template <class T> [[nodiscard]] array_view<const std::byte> entry_arguments(const T &value) noexcept {
-    static_assert(std::is_trivially_copyable_v<T>, "mpgpu: arguments are bytes, so the type must allow that");
+    static_assert(std::is_trivially_copyable_v<T>,
+                  "mpgpu: arguments are copied as bytes, so the type must be trivially copyable");
     return {reinterpret_cast<const std::byte *>(&value), sizeof(T)};
 }
 
@@ -116,7 +117,7 @@ class arrival {
     /// of `T`.
     template <class T> [[nodiscard]] std::optional<T> arguments_as() const noexcept {
         static_assert(std::is_trivially_copyable_v<T> && std::is_default_constructible_v<T>,
-                      "mpgpu: arguments are bytes, so the type must allow that");
+                      "mpgpu: arguments are copied as bytes, so the type must be trivially copyable");
         const array_view<const std::byte> bytes = arguments();
         if (bytes.size() != sizeof(T)) {
             return std::nullopt;
@@ -136,8 +137,8 @@ class arrival {
     /// can be chained. Throws `argument_error`, and the exceptions of `messenger::receive`.
     arrival &into(std::size_t part, message_memory<void> to, stream_view stream) {
         if (part >= placed_.size() || placed_[part]) {
-            detail::refuse_entry("part", std::to_string(part) + ": a message of " + std::to_string(parts_.size()) +
-                                             " parts; each goes to one place");
+            detail::refuse_entry("part", std::to_string(part) + ": the message has " + std::to_string(parts_.size()) +
+                                             " parts; place each part once");
         }
         if (to.bytes() < bytes(part)) {
             detail::refuse_entry("to", std::to_string(to.bytes()) + " bytes: part " + std::to_string(part) + " has " +
@@ -195,7 +196,8 @@ class arrival {
         const auto head = *info_.metadata_as<detail::entry_head>();
         const std::size_t table = head.parts * sizeof(detail::entry_part);
         if (head_.size() != table + head.argument_bytes) {
-            detail::refuse_entry("bytes", std::to_string(head_.size()) + ": not the head of an entry message");
+            detail::refuse_entry("bytes",
+                                 std::to_string(head_.size()) + " bytes are not the header of an entry message");
         }
         parts_.resize(head.parts);
         if (table > 0) {

@@ -115,7 +115,7 @@ struct error_details {
 namespace detail {
 
 /// End of the error text for an empty object. The name of the object precedes it.
-inline constexpr const char *is_empty = " is empty: make one and move it there first";
+inline constexpr const char *is_empty = " is empty: create an object and move it there first";
 
 } // namespace detail
 

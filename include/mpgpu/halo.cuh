@@ -94,8 +94,9 @@ unsigned blocks_at_once(const char *form, Kernel *kernel, unsigned threads, devi
     if (most < least) {
         fail(refusal(status::not_supported, "how",
                      std::string(form) + ": " + std::to_string(sharing) + " processes share a GPU that holds " +
-                         std::to_string(resident * multiprocessors) + " blocks at once, and each takes at least " +
-                         std::to_string(least) + ": blocks that wait for others must all run"));
+                         std::to_string(resident * multiprocessors) +
+                         " blocks at once, and each process needs at least " + std::to_string(least) +
+                         ": blocks that wait for each other must all run at the same time"));
     }
     return most;
 }
@@ -113,7 +114,8 @@ class waiting_blocks {
             fail(refusal(status::not_supported, "how",
                          "options::pushed: other plans of this process have all " + std::to_string(at_once) +
                              " blocks that run at once on GPU " + std::to_string(where_) +
-                             ", and their kernels wait for other ranks; destroy one, or leave it out"));
+                             ", and their kernels wait for other ranks; destroy one of these plans, or do not set "
+                             "options::pushed"));
         }
         count_ = std::clamp(useful, 1U, std::max((at_once - taken) / 2, 1U));
         taken += count_;
@@ -160,7 +162,8 @@ inline void reach(const pushed_messages &messages, device where) {
         if (can == 0) {
             fail(refusal(status::not_supported, "how",
                          "options::pushed: GPU " + std::to_string(where.id()) + " cannot write to memory of GPU " +
-                             std::to_string(there.device) + "; leave it out where GPUs have no peer access"));
+                             std::to_string(there.device) +
+                             "; do not set options::pushed if GPUs have no peer access"));
         }
         const cudaError_t enabled = cudaDeviceEnablePeerAccess(there.device, 0);
         if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
@@ -223,7 +226,8 @@ inline void check_persistent(stream_view stream) {
         constexpr std::uint64_t most_pieces = 65535; // limit of gridDim.y
         if (pieces.size() > most_pieces) {
             detail::fail(detail::refusal(status::not_supported, "how",
-                                         std::to_string(pieces.size()) + " pieces on one rank: one launch takes " +
+                                         std::to_string(pieces.size()) +
+                                             " pieces on one rank: one launch can process " +
                                              std::to_string(most_pieces) + "; exchange fewer variables in a plan"));
         }
         const auto blocks = static_cast<unsigned>(

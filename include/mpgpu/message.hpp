@@ -54,7 +54,7 @@ class message_info {
     /// from the size of `T`.
     template <class T> [[nodiscard]] std::optional<T> metadata_as() const noexcept {
         static_assert(std::is_trivially_copyable_v<T> && std::is_default_constructible_v<T>,
-                      "mpgpu: metadata are bytes, so the type must allow that");
+                      "mpgpu: metadata are bytes, so the type must be trivially copyable and default constructible");
         if (info_.metadata_bytes != sizeof(T)) {
             return std::nullopt;
         }
@@ -110,7 +110,7 @@ template <class Byte> class message_memory {
     constexpr message_memory(C &&elements) noexcept
         : data_(elements.data()), bytes_(elements.size() * sizeof(element_of<std::remove_reference_t<C>>)) {
         static_assert(std::is_trivially_copyable_v<element_of<std::remove_reference_t<C>>>,
-                      "mpgpu: a message copies bytes, so the elements must allow that");
+                      "mpgpu: a message copies bytes, so the elements must be trivially copyable");
     }
 
     /// Returns the address of the first byte.

@@ -84,7 +84,8 @@ template <class T> class array_view {
 /// Non-owning view of elements in the memory of a device, together with that device. It can be the source or
 /// destination of a transfer. A plain value.
 template <class T> class device_span {
-    static_assert(std::is_trivially_copyable_v<T>, "mpgpu: a transfer copies bytes, so the elements must allow that");
+    static_assert(std::is_trivially_copyable_v<T>,
+                  "mpgpu: a transfer copies bytes, so the elements must be trivially copyable");
 
   public:
     /// Element type `T`.

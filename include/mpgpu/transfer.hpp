@@ -25,15 +25,17 @@ using transfer = mp_transfer_t;
 /// passed instead, the returned transfer has 0 bytes.
 template <class Dst, class Src> [[nodiscard]] transfer make_transfer(Dst &&dst, Src &&src, on_error failed = {}) {
     constexpr bool are_ends = detail::is_end<Dst> && detail::is_end<Src>;
-    static_assert(are_ends, "mpgpu: an end of a transfer is a buffer, an imported_memory or a device_span, which know "
-                            "their device: for other memory use device_span<T>({pointer, size}, device::host())");
+    static_assert(
+        are_ends,
+        "mpgpu: the source and destination of a transfer must be a buffer, an imported_memory or a device_span, which "
+        "know their device; for other memory use device_span<T>({pointer, size}, device::host())");
     if constexpr (are_ends) {
         const auto to = detail::as_device_span(dst);
         const auto from = detail::as_device_span(src);
         using element = typename decltype(to)::element_type;
         static_assert(!std::is_const_v<element>, "mpgpu: the destination of a transfer must not be const");
         static_assert(std::is_same_v<element, std::remove_const_t<typename decltype(from)::element_type>>,
-                      "mpgpu: source and destination of a transfer have elements of one type");
+                      "mpgpu: source and destination of a transfer must have the same element type");
         if (to.size() == from.size()) {
             failed.report(MP_SUCCESS);
             return {to.data(), to.location().id(), from.data(), from.location().id(), from.size_bytes()};

@@ -93,7 +93,7 @@ def _blocks(values: Iterable[Any], what: str) -> list[Memory]:
 def _fits(blocks: Sequence[Memory], sizes: Iterable[int], what: str) -> None:
     for index, (block, size) in enumerate(zip(blocks, sizes)):
         if block.nbytes != size:
-            raise ArgumentError(f"{what} {index} has {block.nbytes} bytes, and {size} move there: both must be equal")
+            raise ArgumentError(f"{what} {index} has {block.nbytes} bytes, but {size} are transferred there: both must be equal")
 
 
 def _execute(
@@ -193,4 +193,6 @@ def all_to_all(
 
 def _as_many(sources: Sequence[Memory], destinations: Sequence[Memory]) -> None:
     if len(sources) != len(destinations):
-        raise ArgumentError(f"{len(destinations)} destinations for {len(sources)} sources: each participant has one of both")
+        raise ArgumentError(
+            f"{len(destinations)} destinations for {len(sources)} sources: each participant must have one source and one destination"
+        )

@@ -481,7 +481,7 @@ class Registered(_library.Owner):
     def __init__(self, memory: Array, *, huge_pages: bool = False, context: Context | None = None) -> None:
         found = memory_of(memory, "memory")
         if found.on_gpu or found.context is not None:
-            raise ArgumentError("memory is an allocation of mpgpu, or memory of a GPU: copies use it as it is", argument="memory")
+            raise ArgumentError("memory is an allocation of mpgpu, or memory of a GPU: it needs no registration", argument="memory")
         self.nbytes: int = found.nbytes
         self._context = context if context is not None else default_context()
         check(lib.mp_memory_register(self._context._handle, found.pointer, found.nbytes, int(bool(huge_pages))))

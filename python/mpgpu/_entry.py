@@ -50,7 +50,7 @@ class Arrival:
             return
         _, count, size = _HEAD.unpack(info.metadata)
         if len(head) != count * _PART.size + size:
-            raise ArgumentError(f"a message of rank {self.rank}, tag {self.tag}: {len(head)} bytes are not the head of an entry message")
+            raise ArgumentError(f"a message of rank {self.rank}, tag {self.tag}: {len(head)} bytes are not the header of an entry message")
         table = [_PART.unpack_from(head, at * _PART.size) for at in range(count)]
         self.arguments = head[count * _PART.size :]
         self.sizes = tuple(size for _, size in table)
@@ -68,7 +68,7 @@ class Arrival:
         """
         if len(parts) != len(self.sizes) or self._placed.is_set():
             raise ArgumentError(
-                f"{len(parts)} arrays: the message has {len(self.sizes)} parts, and each goes to one place", argument="parts"
+                f"{len(parts)} arrays: the message has {len(self.sizes)} parts; pass one array for each part", argument="parts"
             )
         if self._descriptors is None:
             moving = [self._messenger.receive(x, self.rank, self.tag, stream) for x in parts]
@@ -219,4 +219,4 @@ async def _called(function: _Function, arrival: Arrival) -> None:
     await function(arrival)
     if arrival.sizes and not arrival._placed.is_set():
         parts = len(arrival.sizes)
-        raise ArgumentError(f"a message of rank {arrival.rank}, tag {arrival.tag}: its function has not placed its {parts} parts")
+        raise ArgumentError(f"a message of rank {arrival.rank}, tag {arrival.tag}: the called function has not placed all {parts} parts")

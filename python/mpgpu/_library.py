@@ -52,7 +52,7 @@ class Owner:
     # `copy.copy`, `copy.deepcopy` and `pickle` all call this.
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
-            f"mpgpu.{type(self).__name__} cannot be copied or pickled: it owns what goes with it; share the object, or make another one"
+            f"mpgpu.{type(self).__name__} cannot be copied or pickled: it owns resources; share the object, or create another one"
         )
 
 

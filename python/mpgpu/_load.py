@@ -96,7 +96,8 @@ def _places(entries: Mapping[str, Entry], device: Any, path: str) -> dict[str, A
     for name in device:
         if name not in entries:
             raise ArgumentError(
-                f"{path}: no tensor {name!r}, which `device` names; it has {len(entries)}, the first is {list(entries)[:1]}",
+                f"{path}: the file has no tensor {name!r}, which `device` names; it has {len(entries)} tensors, "
+                f"the first is {list(entries)[:1]}",
                 argument="device",
             )
     devices = {where: torch_device(where) for where in set(device.values())}
@@ -108,8 +109,8 @@ def _empty(entry: Entry, where: Any, path: str, name: str) -> Any:
     dtype = getattr(torch, known, None)
     if dtype is None:
         raise ArgumentError(
-            f"{path}: tensor {name!r}: this torch ({torch.__version__}) or mpgpu has no type {entry.dtype}: update them, or name the other "
-            "tensors alone, device={name: …}"
+            f"{path}: tensor {name!r}: this torch ({torch.__version__}) or mpgpu has no type {entry.dtype}: update them, "
+            "or load only the other tensors, device={name: …}"
         )
     shape = entry.shape
     if entry.dtype == "F4" and shape:
@@ -148,7 +149,7 @@ class _Contents:
         return memory_of(read, self._path), begin
 
     def _shorter(self) -> ArgumentError:
-        return ArgumentError(f"{self._path}: the file has become shorter since its header was read: load it again when it is whole")
+        return ArgumentError(f"{self._path}: the file has become shorter since its header was read: load it again when it is complete")
 
 
 def _fill(wanted: list[tuple[Any, Entry]], contents: _Contents, context: Context | None, shown: str | None) -> None:

@@ -138,7 +138,7 @@ def _not_contiguous(name: str, shape: Any, strides: Any, copied: str | None, ass
     if copied is None:
         remedy = f"write into a contiguous array and assign that to it afterwards ({assign}), or into each contiguous part"
     else:
-        remedy = f"copy {copied} instead, or one piece for each contiguous part"
+        remedy = f"copy {copied} instead, or copy each contiguous part separately"
     return ArgumentError(f"{name}: shape {tuple(shape)} with strides {tuple(strides)} is not contiguous in C order: {remedy}")
 
 
@@ -206,7 +206,7 @@ def why_no_memory(torch: Any, tensor: Any) -> str | None:
         kind = "a FakeTensor" if "FakeTensor" in of_torch else "a tensor on meta"
         return f"{kind} has a shape and no memory: pass a tensor that is allocated"
     if not (tensor.is_cuda or tensor.is_cpu):
-        return f"a tensor on {tensor.device} has no memory that mpgpu reaches: move it to the CPU or to a CUDA device"
+        return f"a tensor on {tensor.device} has no memory that mpgpu can access: move it to the CPU or to a CUDA device"
     span = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride())) + 1 if tensor.numel() else 0
     if _in_storage(tensor, span * tensor.element_size()) is not None:
         return None
@@ -222,10 +222,10 @@ def _why_not_in_storage(torch: Any, tensor: Any) -> str:
         storage = tensor.untyped_storage()
         storage.data_ptr()
     except RuntimeError:
-        return f"a {kind} that wraps another tensor has no memory of its own: pass what it wraps, and outside of torch.func"
+        return f"a {kind} that wraps another tensor has no memory of its own: pass the wrapped tensor, outside of torch.func"
     return (
-        f"the storage of the tensor has {storage.nbytes()} bytes and the tensor {tensor.nbytes}: storage.resize_ has given its memory "
-        "back, as FSDP does; resize it again before"
+        f"the storage of the tensor has {storage.nbytes()} bytes and the tensor {tensor.nbytes}: storage.resize_ has released its memory, "
+        "as FSDP does; resize the storage before this call"
     )
 
 
@@ -238,7 +238,7 @@ def check_storage(memory: Memory) -> None:
     if not first <= address <= first + size - memory.nbytes:
         raise ArgumentError(
             f"{memory.name}: the storage of the tensor has {size} bytes at {first:#x}, and the tensor was at {address:#x}: storage.resize_ "
-            "has released its memory, as FSDP does; name the tensor again",
+            "has released its memory, as FSDP does; pass the tensor again",
             status="MP_ERROR_INVALID_POINTER",
         )
 

@@ -409,7 +409,7 @@ class Node(_library.Owner):
             memory = whole if what == "source" else into
             has = 0 if memory is None else memory.nbytes
             if needed and has != size:
-                raise ArgumentError(f"the {what} of this {kind} has {has} bytes, and {size} move there: both must be equal")
+                raise ArgumentError(f"the {what} of this {kind} has {has} bytes, but {size} are transferred there: both must be equal")
 
     def _handed_in(self, memories: list[Memory], copies: list[Any]) -> tuple[Any, int, Any, int]:
         _context_of(memories, self._context)
@@ -497,7 +497,10 @@ def _parts(sizes: Sequence[int] | None, memory: Memory, ranks: int, what: str) -
     """Returns the size in bytes of each rank's part of the memory."""
     parts = [memory.nbytes // ranks] * ranks if sizes is None else sizes_of(sizes, ranks, what)
     if sum(parts) != memory.nbytes:
-        raise ArgumentError(f"{what}={parts} for {ranks} ranks and memory of {memory.nbytes} bytes: a size for each, which add up to that")
+        raise ArgumentError(
+            f"{what}={parts} for {ranks} ranks and memory of {memory.nbytes} bytes: pass one size for "
+            "each rank, which add up to the size of the memory"
+        )
     return parts
 
 

@@ -63,7 +63,7 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
         return file
     file.close()
     kind = "a FIFO" if stat.S_ISFIFO(mode) else "a device"
-    raise ArgumentError(f"{os.fsdecode(path)}: {kind}, which is not read: save its contents to a file first", argument="path")
+    raise ArgumentError(f"{os.fsdecode(path)}: {kind}, which cannot be loaded: save its contents to a file first", argument="path")
 
 
 def read_header(file: BinaryIO, path: str) -> dict[str, Entry]:
@@ -79,18 +79,18 @@ def read_header(file: BinaryIO, path: str) -> dict[str, Entry]:
         raise _refused(path, _other_format(file, size))
     first = _LENGTH.size + length
     if size < first:
-        raise _refused(path, f"{size} bytes, and its header alone takes {first}: it is cut short; {_AGAIN}")
+        raise _refused(path, f"it has {size} bytes, but its header alone has {first}: the file is truncated; {_AGAIN}")
     header = start[_LENGTH.size :] + file.read(length - 1)
     entries = _entries(_json_of(header, path), first, path)
     last = first
     for name, entry in entries.items():
         if entry.begin != last:
-            raise _refused(path, f"tensor {name!r} begins at byte {entry.begin - first} of the data and not at {last - first}; {_AGAIN}")
+            raise _refused(path, f"tensor {name!r} begins at byte {entry.begin - first} of the data instead of {last - first}; {_AGAIN}")
         last = entry.end
         if last > size:
-            raise _refused(path, f"{size} bytes, and tensor {name!r} ends at byte {last}: it is cut short; {_AGAIN}")
+            raise _refused(path, f"it has {size} bytes, but tensor {name!r} ends at byte {last}: the file is truncated; {_AGAIN}")
     if last < size:
-        raise _refused(path, f"{size - last} bytes after its last tensor, which its header does not name; {_AGAIN}")
+        raise _refused(path, f"it has {size - last} bytes after its last tensor, which its header does not describe; {_AGAIN}")
     return entries
 
 
@@ -102,7 +102,7 @@ def _json_of(header: bytes, path: str) -> dict[str, Any]:
     try:
         found = json.loads(header.decode("utf-8"))
         if not isinstance(found, dict):
-            raise ValueError(f"a {type(found).__name__} in place of an object")
+            raise ValueError(f"a {type(found).__name__} instead of an object")
     except UnicodeDecodeError as error:
         raise _refused(path, f"its header is not UTF-8 at byte {error.start}, for example in a tensor's name; {_AGAIN}") from None
     except (ValueError, RecursionError) as error:
@@ -118,7 +118,7 @@ def _entries(header: dict[str, Any], first: int, path: str) -> dict[str, Entry]:
             continue
         entry = _entry(value, first)
         if entry is None:
-            raise _refused(path, f"its header's entry of tensor {name!r} contradicts itself: {value!r:.200}; {_AGAIN}")
+            raise _refused(path, f"its header's entry of tensor {name!r} is inconsistent: {value!r:.200}; {_AGAIN}")
         entries.append((name, entry))
     entries.sort(key=lambda each: each[1][2:])
     return dict(entries)

@@ -40,7 +40,7 @@ def torch_device(device: Any) -> Any:
         return torch.device("cpu")
     if where.type != "cuda":
         raise ArgumentError(
-            f"device={device!r}: mpgpu reaches the CPU and CUDA devices: move tensors there from 'cpu' by x.to({str(where)!r})",
+            f"device={device!r}: mpgpu supports the CPU and CUDA devices: move tensors there from 'cpu' by x.to({str(where)!r})",
             argument="device",
         )
     count = torch.cuda.device_count()

@@ -177,7 +177,9 @@ def to(tree: Any, device: Any, stream: StreamLike | None = None, *, context: Con
             )
         if tree.keys() != device.keys():
             odd = sorted(map(repr, device.keys() ^ tree.keys()))
-            raise ArgumentError(f"device names a device for each key of the tree: {', '.join(odd)} is in one only", argument="device")
+            raise ArgumentError(
+                f"device names a device for each key of the tree: {', '.join(odd)} is in only one of the two", argument="device"
+            )
         result = shallow_copy(tree) if isinstance(tree, dict) else {}
         for where in dict.fromkeys(device.values()):
             result.update(moved({key: tree[key] for key, own in device.items() if own == where}, where))

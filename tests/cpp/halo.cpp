@@ -591,13 +591,13 @@ TEST_CASE("what does not go together is refused with the value and the remedy") 
     refused(good, arrays, "rank 1 has no variables");
     arrays = all.arrays;
     arrays[2].pop_back();
-    refused(good, arrays, "rank 2 has other variables than rank 0");
+    refused(good, arrays, "rank 2 has different variables from rank 0");
     arrays = all.arrays;
     --arrays[3][1].size;
     refused(good, arrays, "rank 3, variable 1: 63 elements: must be 8 x 8 x 1");
     arrays = all.arrays;
     arrays[0][1].location = device::gpu(3);
-    refused(good, arrays, "rank 0, variable 1: lies on device 3, variable 0 on device 0");
+    refused(good, arrays, "rank 0, variable 1: is on device 3, variable 0 on device 0");
     arrays = all.arrays;
     arrays[0][0].data = nullptr;
     refused(good, arrays, "rank 0, variable 0: the address is null");

@@ -336,13 +336,13 @@ void collectives_stay_within_their_memory(const mpgpu::context &ctx, const mpgpu
     };
     const auto own = static_cast<std::size_t>(node.rank());
     sizes[own] = 5;
-    all(sizes, "has 16 bytes, and 20 move there");
+    all(sizes, "has 16 bytes, but 20 are transferred there");
     sizes[own] = 3;
-    all(sizes, "has 16 bytes, and 12 move there");
+    all(sizes, "has 16 bytes, but 12 are transferred there");
     sizes[own] = (std::size_t{1} << 62) + 4; // 16 bytes if products wrap around
     all(sizes, "more bytes than an address can count");
     sizes.assign(ranks, std::size_t{1} << 61); // sums wrap around too
-    all(sizes, ranks > 1 ? "more bytes than an address can count" : "move there");
+    all(sizes, ranks > 1 ? "more bytes than an address can count" : "are transferred there");
     sizes.assign(ranks + 1, 4);
     all(sizes, "elements has " + std::to_string(ranks + 1) + " sizes, and " + std::to_string(ranks) + " are needed");
     refused([&] { static_cast<void>(mpgpu::all_to_all(node, whole, whole, sizes)); }, "sent has");
@@ -356,7 +356,7 @@ void collectives_stay_within_their_memory(const mpgpu::context &ctx, const mpgpu
             sizes[own] = is_wrong ? 5 : 4;
             static_cast<void>(node.plan_exchange(mpgpu::all_gather(node, part, whole, sizes)));
         },
-        "the source has 16 bytes, and 20 move there");
+        "the source has 16 bytes, but 20 are transferred there");
 }
 
 } // namespace

@@ -174,7 +174,8 @@ TEST_CASE("a handle that is NULL is an empty object") {
         const mpgpu::stream none(ctx, device::gpu(0), ec);
         return mpgpu::last_error().message;
     };
-    CHECK(told(MP_ERROR_INVALID_HANDLE, "plan", "plan is NULL") == "plan is empty: make one and move it there first");
+    CHECK(told(MP_ERROR_INVALID_HANDLE, "plan", "plan is NULL") ==
+          "plan is empty: create an object and move it there first");
     CHECK(told(MP_ERROR_INVALID_HANDLE, "plan", "plan was destroyed") == "plan was destroyed");
     CHECK(told(MP_ERROR_INVALID_ARGUMENT, "transfers", "transfers is NULL") == "transfers is NULL");
     CHECK(told(MP_ERROR_INTERNAL, "", "").empty());

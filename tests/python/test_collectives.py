@@ -63,7 +63,7 @@ def test_all_to_all_with_equal_and_with_other_sizes(context):
 
 def test_what_does_not_fit_is_named(context):
     sources, destinations = arrays(context, [6, 6]), arrays(context, [12, 11])
-    with pytest.raises(mpgpu.ArgumentError, match="destination 1 has 44 bytes, and 48 move there"):
+    with pytest.raises(mpgpu.ArgumentError, match="destination 1 has 44 bytes, but 48 are transferred there"):
         mpgpu.all_gather(sources, destinations, context=context)
     with pytest.raises(mpgpu.ArgumentError, match="1 destinations for 2 sources"):
         mpgpu.all_to_all(sources, destinations[:1], context=context)

@@ -105,7 +105,7 @@ def test_what_a_function_raises_ends_the_server_and_parts_must_be_placed(messeng
         entries.send(0, 3, b"", parts)
         await asyncio.wait_for(entries.serve(), 20)
 
-    with pytest.raises(mpgpu.ArgumentError, match=f"has not placed its {len(parts)} parts"):
+    with pytest.raises(mpgpu.ArgumentError, match=f"has not placed all {len(parts)} parts"):
         asyncio.run(run())
 
 

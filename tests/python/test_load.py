@@ -142,15 +142,15 @@ def test_files_of_other_formats_are_refused_with_their_format(tmp_path, content,
 
 
 HEADERS = [
-    ({"a": one()}, b"xyz", r"\d+ bytes, and tensor 'a' ends at byte 72: it is cut short; download"),
-    ({"a": one()}, b"wxyz+", r"1 bytes after its last tensor, which its header does not name"),
-    ({"a": one(), "b": one(offsets=(5, 9))}, bytes(9), r"tensor 'b' begins at byte 5 of the data and not at 4"),
-    ({"a": one(), "b": one(offsets=(3, 7))}, bytes(7), r"tensor 'b' begins at byte 3 of the data and not at 4"),
-    ({"a": one("F32")}, bytes(4), r"its header's entry of tensor 'a' contradicts itself: .*'F32'"),
-    ({"a": one(shape=(-1, -4))}, bytes(4), r".*entry of tensor 'a' contradicts itself"),
-    ({"a": one(shape=(4.0,))}, bytes(4), r".*entry of tensor 'a' contradicts itself"),
-    ({"a": {"dtype": "U8"}}, b"", r".*entry of tensor 'a' contradicts itself"),
-    ({"a": 5}, b"", r".*entry of tensor 'a' contradicts itself"),
+    ({"a": one()}, b"xyz", r"it has \d+ bytes, but tensor 'a' ends at byte 72: the file is truncated; download"),
+    ({"a": one()}, b"wxyz+", r"it has 1 bytes after its last tensor, which its header does not describe"),
+    ({"a": one(), "b": one(offsets=(5, 9))}, bytes(9), r"tensor 'b' begins at byte 5 of the data instead of 4"),
+    ({"a": one(), "b": one(offsets=(3, 7))}, bytes(7), r"tensor 'b' begins at byte 3 of the data instead of 4"),
+    ({"a": one("F32")}, bytes(4), r"its header's entry of tensor 'a' is inconsistent: .*'F32'"),
+    ({"a": one(shape=(-1, -4))}, bytes(4), r".*entry of tensor 'a' is inconsistent"),
+    ({"a": one(shape=(4.0,))}, bytes(4), r".*entry of tensor 'a' is inconsistent"),
+    ({"a": {"dtype": "U8"}}, b"", r".*entry of tensor 'a' is inconsistent"),
+    ({"a": 5}, b"", r".*entry of tensor 'a' is inconsistent"),
     (b'{"\xff":{}}', b"", r"its header is not UTF-8 at byte 2, for example in a tensor's name"),
     (b'{"a":', b"", r"its header is not JSON"),
     (b"{" * 2000, b"", r"its header is not JSON"),
@@ -241,7 +241,7 @@ def test_memory_that_is_not_there_is_no_fault_of_the_file(tmp_path, monkeypatch)
 def test_what_is_no_file_is_refused_without_waiting(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    with pytest.raises(mpgpu.ArgumentError, match=rf"{fifo}: a FIFO, which is not read: save its contents to a file first"):
+    with pytest.raises(mpgpu.ArgumentError, match=rf"{fifo}: a FIFO, which cannot be loaded: save its contents to a file first"):
         mpgpu.torch.load(fifo, "cpu")
     with pytest.raises(mpgpu.ArgumentError, match="/dev/zero: a device, which is not read"):
         mpgpu.torch.load("/dev/zero", "cpu")
@@ -278,9 +278,9 @@ def test_names_are_looked_up_and_not_searched(tmp_path):
     [
         ("cuda:77", r"device='cuda:77': torch sees \d+ GPUs"),
         ("gpu", r"device='gpu': "),
-        ("mps", r"device='mps': mpgpu reaches the CPU and CUDA devices"),
-        ({"layer.0": "meta"}, r"device='meta': mpgpu reaches the CPU and CUDA devices"),
-        ({"layer.99": "cpu"}, r"no tensor 'layer\.99', which `device` names; it has 10, the first is \['layer\.\d'\]"),
+        ("mps", r"device='mps': mpgpu supports the CPU and CUDA devices"),
+        ({"layer.0": "meta"}, r"device='meta': mpgpu supports the CPU and CUDA devices"),
+        ({"layer.99": "cpu"}, r"no tensor 'layer\.99', which `device` names; it has 10 tensors, the first is \['layer\.\d'\]"),
     ],
 )
 def test_devices_and_names_that_are_not_there_are_refused(weights, device, text):

@@ -148,8 +148,8 @@ def collectives(rank, ranks, pipes, _):
         node.broadcast(one, 9)
     for sizes, reason in (
         ([count] * (ranks - 1), f"{ranks - 1} sizes for {ranks} ranks: pass one for each"),
-        ([count - 1] * ranks, f"has {count} bytes, and {count - 1} move there"),
-        ([count + 1] * ranks, f"has {count} bytes, and {count + 1} move there"),
+        ([count - 1] * ranks, f"has {count} bytes, but {count - 1} are transferred there"),
+        ([count + 1] * ranks, f"has {count} bytes, but {count + 1} are transferred there"),
     ):
         with pytest.raises(mpgpu.ArgumentError, match=reason):
             node.all_gather(one, many, sizes=sizes)

@@ -86,7 +86,7 @@ def test_a_tree_goes_to_several_devices_or_its_keys_to_one_each():
         assert moved["tied"].data_ptr() == moved["a"].data_ptr()
     assert mpgpu.torch.to(state, []) == []
     for device in ({"a": "cpu"}, dict.fromkeys([*state, "c"], "cpu")):
-        with pytest.raises(mpgpu.ArgumentError, match="is in one only"):
+        with pytest.raises(mpgpu.ArgumentError, match="is in only one of the two"):
             mpgpu.torch.to(state, device)
     with pytest.raises(mpgpu.ArgumentError, match="the tree, which is a Tensor: pass a dict"):
         mpgpu.torch.to(state["a"], {"a": "cpu"})

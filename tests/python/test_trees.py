@@ -178,9 +178,9 @@ def test_a_tensor_of_a_node_of_ranks_is_refused_by_its_part():
 @pytest.mark.parametrize(
     ("device", "text"),
     [
-        ("mps", r"device='mps': mpgpu reaches the CPU and CUDA devices: move tensors there from 'cpu' by x\.to\('mps'\)"),
-        ("meta", r"device='meta': mpgpu reaches the CPU and CUDA devices"),
-        (torch.device("xpu", 1), r"mpgpu reaches the CPU and CUDA devices: .*x\.to\('xpu:1'\)"),
+        ("mps", r"device='mps': mpgpu supports the CPU and CUDA devices: move tensors there from 'cpu' by x\.to\('mps'\)"),
+        ("meta", r"device='meta': mpgpu supports the CPU and CUDA devices"),
+        (torch.device("xpu", 1), r"mpgpu supports the CPU and CUDA devices: .*x\.to\('xpu:1'\)"),
         ("cuda:-1", r"device='cuda:-1': "),
         (-2, r"device=-2: torch has one device for the host: pass mpgpu\.HOST or 'cpu'"),
         (2**40, r"device=1099511627776: "),

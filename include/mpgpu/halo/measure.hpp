@@ -182,9 +182,9 @@ template <class Work> [[nodiscard]] double seconds_of(const Work &work) {
     for (const measured_form &one : measured) {
         char microseconds[32];
         static_cast<void>(std::snprintf(microseconds, sizeof microseconds, "%.1f", one.seconds * 1e6));
-        text +=
-            (text.empty() ? "\nchosen by measurement, back to back (a later one if faster by more than 5 %): " : ", ") +
-            name(one) + microseconds + " us";
+        text += (text.empty() ? "\nchosen by measurement, back to back (a later form must be faster by more than 5 %): "
+                              : ", ") +
+                name(one) + microseconds + " us";
     }
     for (const refused_form &one : refused) {
         text += "\nnot possible here: " + name(one.which) + one.why;

@@ -200,9 +200,9 @@ inline void check(mp_status_t outcome) {
             return invalid("arrays", what + "the address is null, or elements have no size");
         }
         if (one.location != arrays[0].location) {
-            return invalid("arrays", what + "lies on device " + std::to_string(one.location.id()) +
+            return invalid("arrays", what + "is on device " + std::to_string(one.location.id()) +
                                          ", variable 0 on device " + std::to_string(arrays[0].location.id()) +
-                                         ": all of a rank must lie on one device");
+                                         ": all arrays of a rank must be on one device");
         }
     }
     return std::nullopt;

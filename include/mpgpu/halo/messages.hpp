@@ -203,7 +203,7 @@ class mpi_requests : public off_node {
         if (units > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
             fail(refusal(status::not_supported, "arrays",
                          "a message of " + std::to_string(m.part.bytes) +
-                             " bytes to another node: 32 GiB are possible; exchange fewer variables in a plan"));
+                             " bytes to another node: the maximum is 32 GiB; exchange fewer variables in a plan"));
         }
         const auto number = static_cast<int>(units);
         MPI_Request &made = requests_.emplace_back(MPI_REQUEST_NULL);
@@ -291,7 +291,7 @@ class persistent_messages final : public mpi_requests {
                                            : (ctx.backend() == backend::host ? cpu_persistent() : persistent_copier());
         if (!make) {
             fail(refusal(status::not_supported, "how",
-                         "options::persistent takes a kernel on the CUDA backend: set options::persistent_copy to "
+                         "options::persistent needs a kernel on the CUDA backend: set options::persistent_copy to "
                          "mpgpu::halo::cuda_persistent() of mpgpu/halo.cuh, in a source that nvcc compiles"));
         }
         persistent_lists lists;
@@ -419,8 +419,8 @@ class messages_by_thread final : public off_node {
         mpi::detail::check(MPI_Query_thread(&provided), "MPI_Query_thread");
         if (provided < MPI_THREAD_MULTIPLE) {
             fail(refusal(status::not_supported, "how",
-                         "options::progress by a thread needs MPI_THREAD_MULTIPLE: ask MPI_Init_thread for it, or let "
-                         "the caller make progress"));
+                         "options::progress by a thread needs MPI_THREAD_MULTIPLE: request it from MPI_Init_thread, or "
+                         "let the caller make progress"));
         }
         const blocked_signals are_the_programs;
         thread_ = std::thread([this] { run(); });

@@ -332,8 +332,8 @@ class plan {
             wrong = detail::wrong(g, rank, own);
             if (!wrong && detail::element_sizes(own) != detail::element_sizes(arrays[0])) {
                 wrong = detail::invalid("arrays", "rank " + std::to_string(rank) +
-                                                      " has other variables than rank 0: number and element sizes "
-                                                      "must be the same on all ranks, in the same order");
+                                                      " has different variables from rank 0: their number and element "
+                                                      "sizes must be the same on all ranks, in the same order");
             }
         }
         if (wrong) {
@@ -671,7 +671,7 @@ class plan {
         if (is_captured_ && off_node_) {
             detail::fail(detail::refusal(status::not_supported, "stream",
                                          "an exchange with ranks on other nodes cannot be captured: MPI sends its "
-                                         "messages, and MPI has no graphs"));
+                                         "messages, and calls of MPI cannot be part of a graph"));
         }
     }
 

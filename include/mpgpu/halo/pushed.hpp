@@ -378,7 +378,7 @@ template <class Inbox>
 [[nodiscard]] inline pushing_copier pusher(const context &ctx, const options &how) {
     if (!can_push(ctx, how)) {
         fail(refusal(status::not_supported, "how",
-                     "options::pushed takes a kernel on the CUDA backend: set options::pushed_copy to "
+                     "options::pushed needs a kernel on the CUDA backend: set options::pushed_copy to "
                      "mpgpu::halo::cuda_pushed() of mpgpu/halo.cuh, in a source that nvcc compiles"));
     }
     return how.pushed_copy ? how.pushed_copy : cpu_pushed();
