@@ -96,7 +96,7 @@ pub fn device(text: &str) -> Result<DeviceId, String> {
     let number = |digits: &str| digits.parse::<u32>().ok().filter(|&n| n < 1 << 30);
     let gpu = text.strip_prefix("gpu").and_then(number).map(DeviceId::gpu);
     gpu.or_else(|| text.strip_prefix("host").and_then(number).map(DeviceId::host))
-        .ok_or_else(|| format!("{text}: a device is gpu0, gpu1, … or host0, host1, …"))
+        .ok_or_else(|| format!("{text}: must be a device: gpu0, gpu1, … or host0, host1, …"))
 }
 
 /// Returns the planner's description of a transfer between these devices. If `pageable` is true, host memory is pageable, otherwise pinned.

@@ -76,14 +76,14 @@ pub fn run(arguments: &BenchArguments) -> Result<(String, bool), Failure> {
 
 fn state(row: &Row) -> &str {
     match &row.result {
-        Looked::Measured { .. } => "bytes right",
+        Looked::Measured { .. } => "bytes correct",
         Looked::Left(why) | Looked::Failed(why) => why,
     }
 }
 
 fn to_text(heading: &str, rows: &[Row], next: &[String]) -> String {
     let gigabytes = |rate: f64| format!("{:.1}", rate / 1e9);
-    let mut lines = vec![["copy", "bytes", "plain GB/s", "mpgpu GB/s", "ratio", "bytes right"].map(str::to_owned).to_vec()];
+    let mut lines = vec![["copy", "bytes", "plain GB/s", "mpgpu GB/s", "ratio", "bytes correct"].map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(|row| {
         let [plain, mpgpu, ratio, right] = match row.result {
             Looked::Measured { plain, mpgpu, .. } => [gigabytes(plain), gigabytes(mpgpu), format!("{:.2}", mpgpu / plain), "yes".into()],

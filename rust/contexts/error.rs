@@ -166,7 +166,7 @@ pub enum Error {
     #[error("{0}")]
     Backend(#[from] BackendError),
     /// An execution of a plan needs more staging memory than the plan's bound allows. Nothing was executed.
-    #[error("internal error: a plan needs more than {bound} bytes of staging on {}", DeviceId(*device).in_words())]
+    #[error("internal error: a plan needs more than {bound} bytes of staging memory on {}", DeviceId(*device).in_words())]
     StagingBound { device: i32, bound: u64 },
     /// The planner made a program that the plan validator rejects. Nothing was executed.
     #[error("internal error: the program is invalid and was not executed: {0}")]

@@ -176,7 +176,7 @@ fn describe(fingerprint: &Fingerprint, date: Option<&str>, probed: &Probed) -> S
     let name = fingerprint.gpus.first().map_or("no GPU", |gpu| gpu.name.as_str());
     let when = date.map(|date| format!(" on {date}")).unwrap_or_default();
     let within = probed.residuals.median * 100.0;
-    format!("{count} x {name}, probed{when}: {} measurements, typically within {within:.0} %", probed.measurements)
+    format!("{count} x {name}, probed{when}: {} measurements, predictions typically within {within:.0} %", probed.measurements)
 }
 
 /// Returns the date in UTC, for example `2026-11-21`.

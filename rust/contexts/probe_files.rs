@@ -137,7 +137,7 @@ pub fn write(path: &Path, text: &str) -> std::io::Result<()> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(directory)?;
-    let name = path.file_name().ok_or_else(|| std::io::Error::new(ErrorKind::InvalidInput, "the path names no file"))?;
+    let name = path.file_name().ok_or_else(|| std::io::Error::new(ErrorKind::InvalidInput, "the path does not name a file"))?;
     let create = |_| {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let beside = directory.join(format!(".{}.{}-{number}", name.to_string_lossy(), std::process::id()));

@@ -165,7 +165,7 @@ impl Staging {
             Entry::Occupied(arena) => arena.into_mut(),
             Entry::Vacant(none) => {
                 let allocate = || backend.allocate(device, self.bound);
-                let base = took(format_args!("{}: allocated {} bytes of staging", device.in_words(), self.bound), allocate)?;
+                let base = took(format_args!("{}: allocated {} bytes of staging memory", device.in_words(), self.bound), allocate)?;
                 none.insert(Arena { base, cursor: 0 })
             }
         };

@@ -154,7 +154,7 @@ fn a_plan_may_fill_its_bound_to_the_last_byte_but_not_beyond() {
     let (bases, regions) = staging.place(&[ring(0, 333, 1), ring(0, 667, 1)], RingUse::Ordered, None, &backend).expect("exactly the bound");
     assert_eq!((bases[1] - bases[0], regions[0].end - regions[0].start), (333, 1000));
     let error = staging.place(&[ring(0, 1001, 1)], RingUse::Ordered, None, &backend).expect_err("one byte too many");
-    assert_eq!(error.to_string(), "internal error: a plan needs more than 1000 bytes of staging on device 0");
+    assert_eq!(error.to_string(), "internal error: a plan needs more than 1000 bytes of staging memory on device 0");
     assert!(staging.place(&[ring(0, u64::MAX / 2, 1), ring(0, u64::MAX / 2, 1), ring(0, 2, 1)], RingUse::Ordered, None, &backend).is_err());
 }
 

@@ -32,7 +32,7 @@ pub struct ProbeArguments {
     /// Afterwards compare predictions with measurements: plans of several kinds and sizes, each predicted from the probe alone
     #[arg(long, conflicts_with = "stdout")]
     pub check: bool,
-    /// Measure no new topology: compare predictions of this topology (a preset's name or a file) with measurements
+    /// Compare predictions of this topology (a preset's name or a file) with measurements, instead of measuring a new one
     #[arg(long, requires = "check", conflicts_with_all = ["output", "quick"])]
     pub topology: Option<String>,
     /// Backend; by default the value of MPGPU_BACKEND, or CUDA if there are GPUs

@@ -399,7 +399,7 @@ fn host_memory(host: &HostFacts) -> Vec<Finding> {
     }
     if found.is_empty() {
         let nodes = if all == 1 { "1 NUMA node".into() } else { format!("{all} NUMA nodes") };
-        found.push(well("memory", format!("{nodes}, huge pages by {}", host.huge.as_deref().unwrap_or_default())));
+        found.push(well("memory", format!("{nodes}, transparent huge pages: {}", host.huge.as_deref().unwrap_or_default())));
     }
     found
 }

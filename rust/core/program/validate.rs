@@ -51,7 +51,7 @@ pub enum Violation {
     WrongByte { op: u32, transfer: u32, offset: u64, found: u32, found_offset: u64 },
     #[error("byte {offset} of the destination of transfer {transfer} is never written")]
     Missing { transfer: u32, offset: u64 },
-    #[error("{bytes} bytes of staging on {}, more than the bound of {bound}", device.in_words())]
+    #[error("the program uses {bytes} bytes of staging memory on {}, more than the limit of {bound}", device.in_words())]
     Staging { device: DeviceId, bytes: u64, bound: u64 },
 }
 

@@ -169,7 +169,7 @@ impl Record {
     /// valid for this machine, has another format, or is too inaccurate.
     pub fn gpus_of(&self, now: &Fingerprint) -> Result<Vec<u32>, String> {
         if self.format != FORMAT {
-            return Err(format!("its format is {}, and this version of mpgpu writes {FORMAT}", self.format));
+            return Err(format!("its format is {}, but this version of mpgpu writes {FORMAT}", self.format));
         }
         self.residuals.check(Residuals::MOST)?;
         self.fingerprint.gpus_of(now)
@@ -215,7 +215,7 @@ impl Version {
         if self.format == FORMAT {
             return Ok(());
         }
-        let what = format!("its format is {}, and this version of mpgpu reads {FORMAT}", self.format);
+        let what = format!("its format is {}, but this version of mpgpu reads {FORMAT}", self.format);
         Err(TopologyError::Probe(format!("{what}; probe again with `mpgpu probe`")))
     }
 }

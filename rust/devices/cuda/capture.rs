@@ -117,7 +117,7 @@ fn block(gpus: &Gpus, device: DeviceId, bytes: u64) -> Result<Block, BackendErro
     }
     let gpu = if device.is_host() { gpus.any_used() } else { device.0 as usize };
     let (address, pages) = memory::make(gpus, device, gpu, bytes)?;
-    log::debug!("{}: allocated {bytes} bytes of staging for a graph", device.in_words());
+    log::debug!("{}: allocated {bytes} bytes of staging memory for a graph", device.in_words());
     Ok(Block { driver: gpus.driver, device, gpu, context: gpus.primary(gpu)?.id, address, bytes, pages })
 }
 

@@ -307,7 +307,7 @@ fn weight(lines: &Lines<'_>, key: &str, factor: Option<Spanned<f64>>) -> Result<
     let thousandths = (factor.as_ref() * 1000.0).round();
     let (least, most) = (f64::from(*WEIGHTS.start()), f64::from(*WEIGHTS.end()));
     if !(least..=most).contains(&thousandths) {
-        let must = format!("between {} and {}, a factor on the model's share", least / 1000.0, most / 1000.0);
+        let must = format!("between {} and {}, a factor of the share that the model chooses", least / 1000.0, most / 1000.0);
         return Err(lines.refuse(&factor, key, factor.as_ref(), must));
     }
     Ok(Some(thousandths as u16))

@@ -159,7 +159,8 @@ fn gone(rank: u32) -> Error {
 
 fn stuck(rank: u32) -> Error {
     let why = format!(
-        "the mailbox of rank {rank} stays locked: a rank of the node was stopped within a call (a debugger?), or has overwritten it"
+        "the mailbox of rank {rank} stays locked: a rank of the node was stopped during a call (by a debugger?), or has overwritten the \
+         mailbox"
     );
     IpcError::Timeout(why).into()
 }
