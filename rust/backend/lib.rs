@@ -367,7 +367,7 @@ pub const REGISTERED_PIECE: u64 = 1 << 30;
 
 /// Part of an error message that explains why host memory cannot be shared with other processes. All backends use the same words.
 pub const HOST_MEMORY_IS_SHARED_BY: &str =
-    "it is host memory that was not allocated for other processes; allocate it as memory shared between processes";
+    "the memory is host memory that was not allocated for other processes; allocate it as memory shared between processes";
 
 /// Number of programs for which a backend keeps executable graphs by default.
 pub const USUAL_GRAPHS: usize = 128;

@@ -83,7 +83,7 @@ impl Context {
             return refuse("the address is null or the size is 0".into());
         }
         let Some(last) = address.checked_add(bytes - 1) else {
-            return refuse("it extends past the end of the address space".into());
+            return refuse("the range extends past the end of the address space".into());
         };
         let inside = lock(&self.shared.registrations.0).range(address..=last).next().map(|(base, _)| *base);
         for at in [Some(address), Some(last), inside].into_iter().flatten() {

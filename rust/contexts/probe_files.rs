@@ -116,7 +116,7 @@ pub fn own(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Result<(), S
     let state = match topology::load_probed(&path.to_string_lossy()) {
         Err(TopologyError::NotFound { .. }) => return None,
         Err(error) => Err(error.to_string()),
-        Ok((_, None)) => Err("it has no table [probe]".into()),
+        Ok((_, None)) => Err("the file has no table [probe]".into()),
         Ok((topology, Some(record))) => visible(&topology, &record, now).map(drop),
     };
     Some((path, state))
@@ -125,7 +125,7 @@ pub fn own(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Result<(), S
 /// Returns the part of a probed topology that consists of the visible GPUs (`now`). The error is the reason why the probe is out of date.
 fn visible(topology: &Topology, record: &Record, now: &Fingerprint) -> Result<Topology, String> {
     let gpus = record.gpus_of(now)?;
-    topology.with_gpus(&gpus).ok_or_else(|| "its GPUs and its table [probe] do not match".into())
+    topology.with_gpus(&gpus).ok_or_else(|| "the GPUs of the topology and its table [probe] do not match".into())
 }
 
 /// Maximum number of left-over temporary files that are skipped when a file name is chosen. Processes with the same process number that

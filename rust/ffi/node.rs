@@ -145,7 +145,7 @@ pub unsafe extern "C" fn mp_node_fail(node: mp_node_t, reason: *const c_char) ->
     guard(|| {
         let node = node_of(node)?;
         let reason = handed(&node, Collective::FAIL, || text(reason, c"reason"))?;
-        Ok(node.refuse(Collective::FAIL, reason.unwrap_or("it has failed without giving a reason"))?)
+        Ok(node.refuse(Collective::FAIL, reason.unwrap_or("the rank has failed without giving a reason"))?)
     })
 }
 

@@ -155,7 +155,7 @@ impl NodeGroup {
         let offers = call.all(self.offer(together, windows, progress, &mut bindings, held))?;
         let digest = offers[self.rank() as usize].digest;
         if let Some(rank) = offers.iter().position(|offer| offer.digest != digest) {
-            let reason = "it has made a different plan for the same transfers: link all ranks with the same build of mpgpu".into();
+            let reason = "the rank has made a different plan for the same transfers: link all ranks with the same build of mpgpu".into();
             return Err(Error::RankFailed { rank: rank as u32, reason });
         }
         let part = &together.parts.parts[self.rank() as usize];

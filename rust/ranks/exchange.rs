@@ -304,7 +304,7 @@ impl CollectiveCall<'_> {
     pub fn all_bytes(&mut self, mine: &[u8]) -> Result<Texts, Error> {
         let sizes = self.all(Ok(mine.len()))?;
         if let Some((rank, size)) = (0..).zip(&sizes).find(|(_, size)| **size != sizes[0]) {
-            let reason = format!("it passes {size} bytes, but rank 0 passes {}: pass the same number on all ranks", sizes[0]);
+            let reason = format!("the rank passes {size} bytes, but rank 0 passes {}: pass the same number on all ranks", sizes[0]);
             return Err(self.exchange.blame(rank, c"bytes", reason));
         }
         self.gather(mine)
@@ -419,7 +419,7 @@ fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error
     let (rank, other) = other.map_or((0, known), |rank| (rank, &all[rank]));
     let elsewhere = if other.node == mine.node { "" } else { " of another node" };
     let reason = format!(
-        "it is in {}{elsewhere}, its collective call number {}, but this rank is in {}, its collective call number {}: make the same \
+        "the rank is in {}{elsewhere}, its collective call number {}, but this rank is in {}, its collective call number {}: make the same \
          calls on all ranks, in the same order; after an \
          error of the allgather create the node again",
         other.call.name(),

@@ -262,19 +262,19 @@ fn check(hellos: &[Hello], own: usize) -> Result<(), Error> {
         let refuse = |reason: String| Err(Error::RankFailed { rank, reason });
         if there.version != here.version {
             return refuse(format!(
-                "it is linked with mpgpu {}, and this rank with {}: link all ranks with the same version",
+                "the rank is linked with mpgpu {}, and this rank with {}: link all ranks with the same version",
                 there.version, here.version
             ));
         }
         if there.backend != here.backend {
             return refuse(format!(
-                "it runs on the {} backend, but this rank on {}: set the same MPGPU_BACKEND on all ranks",
+                "the rank runs on the {} backend, but this rank on {}: set the same MPGPU_BACKEND on all ranks",
                 there.backend, here.backend
             ));
         }
         if there.hosts != here.hosts {
             return refuse(format!(
-                "its topology has {} host domains, but that of this rank has {}: set the same MPGPU_TOPOLOGY on all ranks",
+                "the topology of the rank has {} host domains, but that of this rank has {}: set the same MPGPU_TOPOLOGY on all ranks",
                 there.hosts, here.hosts
             ));
         }

@@ -179,7 +179,8 @@ impl Partitioned {
         let first = parts.flags.len() as u32;
         let flags = add_partition_flags(parts, batch, &of.partitions, how, of.agent.tells()).map_err(|elsewhere| {
             let reason = format!(
-                "rank {} would read it, and a producer of another rank cannot signal the internal streams of that rank: send host memory from the rank of the \
+                "rank {} would read the source, and a producer of another rank cannot signal the internal streams of that rank: send host \
+                 memory from the rank of the \
                  destination's GPU",
                 elsewhere.rank
             );

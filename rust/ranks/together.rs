@@ -72,7 +72,7 @@ impl Together {
                         index,
                         which,
                         format!(
-                            "its {which} is in window {} of rank {}, which has passed no window with this number",
+                            "the {which} is in window {} of rank {}, which has passed no window with this number",
                             end.window, end.rank
                         ),
                     ));
@@ -81,7 +81,7 @@ impl Together {
                 if !end.offset.checked_add(transfer.bytes).as_ref().is_some_and(is_within) {
                     let (window, size) = (end.window, window.bytes);
                     let reason = format!(
-                        "its {which} extends past the end of window {window} of rank {}: offset {}, {} bytes of {size}",
+                        "the {which} extends past the end of window {window} of rank {}: offset {}, {} bytes of {size}",
                         end.rank, end.offset, transfer.bytes
                     );
                     return Err(failed(index, which, reason));
@@ -111,7 +111,7 @@ impl Together {
         if let Some((a, b)) = first_overlap(of_end(End::Destination), of_end(End::Source)) {
             let (rank, index) = handed[b.transfer].name_of(b.end);
             let reason = format!(
-                "its {} overlaps the {} of transfer {index} of rank {rank}; transfers of a step run in no particular order",
+                "the {} overlaps the {} of transfer {index} of rank {rank}; transfers of a step run in no particular order",
                 a.end, b.end
             );
             return Err(failed(a.transfer, a.end, reason));

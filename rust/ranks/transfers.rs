@@ -152,13 +152,13 @@ pub(super) fn batch_of<'a>(
             continue;
         }
         let Some((by, found)) = receives.get_mut(&(src.rank, dst.rank, tag)).and_then(VecDeque::pop_front) else {
-            let reason = format!("it is sent to rank {} with tag {tag}, but that rank passes no receive for it", dst.rank);
+            let reason = format!("the transfer is sent to rank {} with tag {tag}, but that rank passes no receive for it", dst.rank);
             return Err(failed(*name, reason));
         };
         if found.bytes != bytes {
             let (from, sent) = (src.rank, name.1);
             let reason = format!(
-                "it receives {} bytes from rank {from} with tag {tag}, but transfer {sent} of that rank sends {bytes}",
+                "the transfer receives {} bytes from rank {from} with tag {tag}, but transfer {sent} of that rank sends {bytes}",
                 found.bytes
             );
             return Err(failed(by, reason));
@@ -167,7 +167,8 @@ pub(super) fn batch_of<'a>(
     }
     match receives.into_values().flatten().min_by_key(|(name, _)| *name) {
         Some((name, NodeTransfer { src, .. })) => {
-            let reason = format!("it is received from rank {} with tag {}, but that rank passes no send for it", src.rank, src.offset);
+            let reason =
+                format!("the transfer is received from rank {} with tag {}, but that rank passes no send for it", src.rank, src.offset);
             Err(failed(name, reason))
         }
         None => Ok(batch),

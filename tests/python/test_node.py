@@ -210,7 +210,7 @@ def one_is_refused(rank, ranks, pipes, _):
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     moved = [((0, 7), (1, 0), 10)] if rank == 1 else []
     with refused(
-        rank, mpgpu.ArgumentError, "transfer 0: its destination is in window 7 of rank 0, which has passed no window with this number"
+        rank, mpgpu.ArgumentError, "transfer 0: the destination is in window 7 of rank 0, which has passed no window with this number"
     ):
         node.plan([mpgpu.empty(10, device=rank)], moved)
 

@@ -278,7 +278,7 @@ fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
         let error = if rank == 0 { plan(&node).expect_err("another call") } else { node.messenger(options).expect_err("another call") };
         let own = ["a node plan", "messenger creation"];
         let expected = format!(
-            "rank {}: it is in {}, its collective call number 1, but this rank is in {}, its collective call number 1",
+            "rank {}: the rank is in {}, its collective call number 1, but this rank is in {}, its collective call number 1",
             1 - rank,
             own[1 - rank as usize],
             own[rank as usize]
@@ -323,10 +323,14 @@ fn an_allgather_that_meets_another_call_is_an_error_on_all_ranks() {
         let other = 1 - rank.rank as usize;
         expect(
             mine,
-            &format!("rank {other}: it is in {}, its collective call number 1, but this rank is in {}", names[other], names[1 - other]),
+            &format!(
+                "rank {other}: the rank is in {}, its collective call number 1, but this rank is in {}",
+                names[other],
+                names[1 - other]
+            ),
         );
         let of_each = [c"node::exchange", c"node::device_of_each"][rank.rank as usize];
-        expect(gathered(of_each, 3).0, "it is in node::");
+        expect(gathered(of_each, 3).0, "the rank is in node::");
         // An error of one rank, and refused arguments, fail the call on all ranks. Equal calls match afterwards.
         let failed = if rank.rank == 0 {
             exchange(3).0
@@ -335,7 +339,7 @@ fn an_allgather_that_meets_another_call_is_an_error_on_all_ranks() {
             unsafe { mp_node_allgather(rank.node, c"".as_ptr(), null(), null_mut(), 3) }
         };
         assert_ne!(failed, MP_SUCCESS);
-        rank.is_told(exchange(3 - rank.rank as usize).0, "bytes", "it passes 2 bytes, but rank 0 passes 3");
+        rank.is_told(exchange(3 - rank.rank as usize).0, "bytes", "the rank passes 2 bytes, but rank 0 passes 3");
         let (status, all) = exchange(3);
         ok(status);
         assert_eq!(all, [1, 1, 1, 2, 2, 2]);

@@ -468,14 +468,18 @@ fn halves_that_do_not_meet_are_refused_on_all_ranks() {
     type Mistake = fn(&mut Vec<NodeTransfer>);
     // Wrong arguments of rank 1, the transfer that they concern, and the messages on all ranks.
     let cases: [(Mistake, u32, &str); 7] = [
-        (|t| t[0].dst.offset = 8, 1, "transfer 0: it is sent to rank 2 with tag 8, but that rank passes no receive for it"),
-        (|t| _ = t.remove(1), 0, "transfer 0: it is sent to rank 1 with tag 7, but that rank passes no receive for it"),
-        (|t| _ = t.remove(0), 2, "transfer 1: it is received from rank 1 with tag 7, but that rank passes no send for it"),
-        (|t| t[1].bytes = 1025, 1, "transfer 1: it receives 1025 bytes from rank 0 with tag 7, but transfer 0 of that rank sends 1024"),
+        (|t| t[0].dst.offset = 8, 1, "transfer 0: the transfer is sent to rank 2 with tag 8, but that rank passes no receive for it"),
+        (|t| _ = t.remove(1), 0, "transfer 0: the transfer is sent to rank 1 with tag 7, but that rank passes no receive for it"),
+        (|t| _ = t.remove(0), 2, "transfer 1: the transfer is received from rank 1 with tag 7, but that rank passes no send for it"),
+        (
+            |t| t[1].bytes = 1025,
+            1,
+            "transfer 1: the transfer receives 1025 bytes from rank 0 with tag 7, but transfer 0 of that rank sends 1024",
+        ),
         (
             |t| t[1].dst.offset = 4000,
             1,
-            "transfer 1: its destination extends past the end of window 0 of rank 1: offset 4000, 1024 bytes of 4096",
+            "transfer 1: the destination extends past the end of window 0 of rank 1: offset 4000, 1024 bytes of 4096",
         ),
         (|t| t[0].src = end(1, NodeEnd::BY_TAG, 7), 1, "transfer 0 has a tag in place of both windows: pass the window of this rank"),
         (|t| t[0].dst.rank = 3, 1, "transfer 0 has an invalid rank: rank=3: must be 0 to 2, a rank of the node"),
@@ -543,7 +547,7 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         }
         (windows, transfers, options)
     });
-    said(&errors, 1, "transfer 0: its destination extends past the end of window 0 of rank 2: offset 0, 4097 bytes of 4096");
+    said(&errors, 1, "transfer 0: the destination extends past the end of window 0 of rank 2: offset 0, 4097 bytes of 4096");
     let errors = refused(|rank, context| {
         let (windows, mut transfers, options) = right(rank, context);
         if rank == 2 {
@@ -558,7 +562,7 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         transfers[0].dst.rank = if rank == 0 { 0 } else { 1 };
         (windows, transfers, options)
     });
-    said(&errors, 1, "transfer 0: its destination overlaps the destination of transfer 0 of rank 2");
+    said(&errors, 1, "transfer 0: the destination overlaps the destination of transfer 0 of rank 2");
     let errors = refused(|rank, context| {
         let (windows, transfers, options) = right(rank, context);
         (windows, transfers, if rank == 1 { PlanOptions { max_paths: Some(1), ..options } } else { options })
@@ -571,7 +575,7 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         }
         (windows, transfers, options)
     });
-    let shared = "it is host memory that was not allocated for other processes; allocate it as memory shared between processes";
+    let shared = "the memory is host memory that was not allocated for other processes; allocate it as memory shared between processes";
     assert!(errors.iter().all(|error| error.to_string().contains(shared)), "{errors:?}");
     let ordinary = vec![0_u8; 4096];
     let errors = refused(|rank, context| {

@@ -343,7 +343,7 @@ fn a_file_of_an_earlier_form_is_refused_with_what_to_do() {
     let old = FILE.replacen("format = 4", "format = 3", 1).replacen("chunk_via_host = ", "chunk = ", 1);
     assert!(FILE.contains("format = 4") && old.contains("\nchunk = "));
     let error = topology::parse_probed(&old).expect_err("of another version").to_string();
-    assert!(error.contains("format is 3") && error.contains("mpgpu probe"), "{error}");
+    assert!(error.contains("format of the probe is 3") && error.contains("mpgpu probe"), "{error}");
     // Without the table [probe], the file is read as a topology file, which has an unknown key.
     let error = topology::parse(&old[..old.find("[probe]").expect("a table")]).expect_err("a wrong key").to_string();
     assert!(error.contains("`chunk`"), "{error}");

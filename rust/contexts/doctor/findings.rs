@@ -166,13 +166,13 @@ fn features(cuda: &gpus::GpuFacts) -> Vec<Finding> {
     let mut found = Vec::new();
     for (name, functions, version, level, without) in FEATURES {
         if let Some(missing) = functions.iter().find(|function| cuda.missing.contains(function)) {
-            let remedy = format!("a driver of CUDA {version} or later has it");
+            let remedy = format!("use a driver of CUDA {version} or later");
             found.push(not_well(level, "features", format!("no {name} ({missing}): {without}"), remedy));
         }
     }
     if let Some(gpus) = list(cuda, |gpu| !gpu.has_stream_memory) {
         let line = format!("streams of {gpus} cannot wait for 64-bit counters: signals between processes are refused");
-        found.push(not_well(Refused, "features", line, "a driver of CUDA 11.7 or later, on Linux and not in WSL"));
+        found.push(not_well(Refused, "features", line, "use a driver of CUDA 11.7 or later, on Linux and not in WSL"));
     }
     if let Some(gpus) = list(cuda, |gpu| !gpu.has_descriptors) {
         let line = format!("memory of pools and of cuMemCreate on {gpus} cannot be shared with other processes");

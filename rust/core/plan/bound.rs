@@ -257,7 +257,8 @@ impl Plan {
         } else {
             let name = &machine.resources()[busiest].name;
             format!(
-                "its paths keep {name} busy for {}, and more paths are excluded by options, or would cost more time than they save",
+                "the paths of the plan keep {name} busy for {}, and more paths are excluded by options, or would cost more time than they \
+                 save",
                 time(*seconds)
             )
         })

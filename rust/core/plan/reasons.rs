@@ -101,7 +101,11 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
         (Reason::Option(why), _) => (*why).into(),
         (Reason::Pageable, _) => "the driver copies pageable host memory over one path; copies of pinned memory can use several".into(),
         (Reason::FixedCost { seconds, without }, _) => {
-            format!("its first byte would arrive after {}, but without it the batch takes only {}", time(*seconds), time(*without))
+            format!(
+                "the first byte of this path would arrive after {}, but the batch takes only {} without this path",
+                time(*seconds),
+                time(*without)
+            )
         }
         (Reason::NoShare, via) => match loads.busiest(machine, shape, via) {
             Some((_, busy)) if busy >= IN_USE && among_many => {
@@ -110,7 +114,7 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
             Some((at, busy)) if busy >= IN_USE => {
                 format!("{} is busy for {:.0} % of the time with paths that make better use of it", resource(at), 100.0 * busy.min(1.0))
             }
-            _ => "its bytes would not outweigh its fixed cost".into(),
+            _ => "the bytes of this path would not outweigh its fixed cost".into(),
         },
         (Reason::NotFaster { seconds, one_path }, _) => {
             format!("several paths would take {} and one path {}: the modelled gain is too small", time(*seconds), time(*one_path))
@@ -119,7 +123,10 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
             "the copies of one GPU go to several others in turn, and parts of unequal size would disturb this order".into()
         }
         (Reason::Staging { ring_bytes }, _) => {
-            format!("the limit of staging memory leaves {} for its buffer; a larger staging_bytes would allow it", size(*ring_bytes))
+            format!(
+                "the limit of staging memory leaves {} for the buffer of this path; a larger staging_bytes would allow it",
+                size(*ring_bytes)
+            )
         }
     }
 }

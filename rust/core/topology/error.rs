@@ -24,7 +24,10 @@ pub enum TopologyError {
     #[error("[probe]: {0}")]
     Probe(String),
     /// The topology file cannot be written.
-    #[error("topology file {}: it cannot be written: {reason}; name another file, or set XDG_CACHE_HOME to a directory that can be", path.display())]
+    #[error(
+        "topology file {}: the file cannot be written: {reason}; name another file, or set XDG_CACHE_HOME to a writable directory",
+        path.display()
+    )]
     Unwritable { path: PathBuf, reason: String },
     /// The topology file contains measurements (`mpgpu probe`) of another machine, or of this machine before its hardware or software
     /// changed.

@@ -166,7 +166,7 @@ pub fn open_regular(path: &Path) -> std::io::Result<File> {
     /// Value of `O_NONBLOCK` on Linux. It is the same on all architectures that have a GPU driver.
     const NONBLOCK: i32 = 0o4000;
     let file = File::options().read(true).custom_flags(NONBLOCK).open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(std::io::Error::other("it is not a regular file; name a regular file")) }
+    if file.metadata()?.is_file() { Ok(file) } else { Err(std::io::Error::other("the path is not a regular file; name a regular file")) }
 }
 
 /// Reads a topology file and parses it, with the record of the measurement (`mpgpu probe`) that produced it, if there is one. Reads at most

@@ -62,7 +62,8 @@ impl Residuals {
         }
         let [off, most] = [self.median, most].map(|part| part * 100.0);
         Err(format!(
-            "its predictions for {} sets of copies were off by {off:.0} % (median), but only {most:.0} % are accepted: probe again while \
+            "the predictions of the probe for {} sets of copies were off by {off:.0} % (median), but only {most:.0} % are accepted: probe \
+             again while \
              nothing else uses the machine",
             self.count
         ))
@@ -169,7 +170,7 @@ impl Record {
     /// valid for this machine, has another format, or is too inaccurate.
     pub fn gpus_of(&self, now: &Fingerprint) -> Result<Vec<u32>, String> {
         if self.format != FORMAT {
-            return Err(format!("its format is {}, but this version of mpgpu writes {FORMAT}", self.format));
+            return Err(format!("the format of the probe is {}, but this version of mpgpu writes {FORMAT}", self.format));
         }
         self.residuals.check(Residuals::MOST)?;
         self.fingerprint.gpus_of(now)
@@ -190,14 +191,14 @@ impl Fingerprint {
     /// valid for `now`.
     pub fn gpus_of(&self, now: &Fingerprint) -> Result<Vec<u32>, String> {
         let differ = |what: &str, then: &str, now: &str| {
-            (then != now).then(|| format!("it was probed with {what} {then:?}, but the current {what} is {now:?}")).map_or(Ok(()), Err)
+            (then != now).then(|| format!("the probe was made with {what} {then:?}, but the current {what} is {now:?}")).map_or(Ok(()), Err)
         };
         differ("backend", &self.backend, &now.backend)?;
         differ("host", &self.host, &now.host)?;
         differ("driver", &self.driver, &now.driver)?;
         let find = |gpu: &Gpu| {
             let position = self.gpus.iter().position(|known| known == gpu);
-            position.map(|index| index as u32).ok_or_else(|| format!("it does not contain {} {}", gpu.name, gpu.uuid))
+            position.map(|index| index as u32).ok_or_else(|| format!("the probe does not contain {} {}", gpu.name, gpu.uuid))
         };
         now.gpus.iter().map(find).collect()
     }
@@ -215,7 +216,7 @@ impl Version {
         if self.format == FORMAT {
             return Ok(());
         }
-        let what = format!("its format is {}, but this version of mpgpu reads {FORMAT}", self.format);
+        let what = format!("the format of the probe is {}, but this version of mpgpu reads {FORMAT}", self.format);
         Err(TopologyError::Probe(format!("{what}; probe again with `mpgpu probe`")))
     }
 }

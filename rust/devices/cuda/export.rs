@@ -72,7 +72,8 @@ fn way(kind: MemoryKind, traits: Traits) -> Result<Way, &'static str> {
     if traits.handles & POSIX_FILE_DESCRIPTOR != 0 {
         return Ok(Way::Descriptor);
     }
-    Err("it was created by cuMemCreate without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; request that handle type, or allocate with \
+    Err("the memory was created by cuMemCreate without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; request that handle type, or allocate \
+         with \
          cudaMalloc or mpgpu")
 }
 

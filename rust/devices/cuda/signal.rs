@@ -159,7 +159,7 @@ impl Core {
         self.gpus.load_kernels();
         let gpu = device.0 as usize;
         let processors = self.gpus.peered(gpu)?.kernel().map(|kernel| kernel.processors());
-        let processors = processors.ok_or_else(|| no_kernel(gpu, "its driver cannot load the kernels of mpgpu"))?;
+        let processors = processors.ok_or_else(|| no_kernel(gpu, "the driver of the GPU cannot load the kernels of mpgpu"))?;
         Ok(ActionReach { ends: self.kernel_ends(device, program, ends)?, processors })
     }
 
@@ -170,7 +170,7 @@ impl Core {
         let (gpu, nothing) = (device.0 as usize, Arc::from([]));
         let execution = Execution::new(program, ends, &nothing, StreamHandle(0));
         if !self.plan_is_reached(&execution, gpu)? {
-            return Err(no_kernel(gpu, "it cannot write to all destinations"));
+            return Err(no_kernel(gpu, "the GPU cannot write to all destinations"));
         }
         Ok(self.own_ends(&execution, gpu).unwrap_or_else(|| Arc::clone(ends)))
     }

@@ -180,12 +180,13 @@ impl Core {
 /// Returns an error if a graph cannot contain this execution.
 fn check_capture(execution: &Execution<'_>) -> Result<(), BackendError> {
     let why = if by_threads(execution.program) {
-        "CPU threads copy its pageable memory, and a graph cannot do that; use host memory that mpgpu has allocated, or set \
+        "CPU threads copy the pageable memory of the execution, and a graph cannot do that; use host memory that mpgpu has allocated, or \
+         set \
          MPGPU_HOST_THREADS=0"
     } else if execution.report == Report::Times {
         "timestamps cannot be captured: time an execution outside of a capture"
     } else if !execution.after.is_empty() && execution.program.rings.is_empty() {
-        "it must follow an execution outside of the capture, for which a graph cannot wait"
+        "the execution must follow another execution outside of the capture, for which a graph cannot wait"
     } else if execution.verify {
         "the bytes of captured executions cannot be compared; unset MPGPU_VERIFY=bytes"
     } else {

@@ -33,7 +33,8 @@ pub enum TuningError {
     Invalid(String),
     /// The tuning was made for another machine, or for other bandwidths or costs of this machine.
     #[error(
-        "made for topology {made_for} (digest {made_digest}), but the active topology is {in_force} (digest {digest}): tuned values \
+        "the tuning was made for topology {made_for} (digest {made_digest}), but the active topology is {in_force} (digest {digest}): \
+         tuned values \
          correct the figures of one topology and do not apply to others. Tune again (`mpgpu tune --output FILE`), set MPGPU_TOPOLOGY to \
          the topology \
          that it was made for, or unset MPGPU_TUNING_FILE"
@@ -41,7 +42,7 @@ pub enum TuningError {
     Foreign { made_for: String, made_digest: String, in_force: String, digest: String },
     /// The tuning was measured on another backend.
     #[error(
-        "made on the {made_on} backend, but this is the {backend} backend, which has other times: tune again here \
+        "the tuning was made on the {made_on} backend, but this is the {backend} backend, which has other times: tune again here \
          (`mpgpu tune --output FILE`), or unset MPGPU_TUNING_FILE"
     )]
     Backend { made_on: &'static str, backend: String },

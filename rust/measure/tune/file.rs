@@ -178,11 +178,11 @@ pub fn parse(text: &str) -> Result<Tuning, TuningError> {
 
 fn too_long() -> TuningError {
     let usual = "a tuning file has a few kilobytes, check that this is one";
-    TuningError::Invalid(format!("more than {MAX_FILE_BYTES} bytes of text; {usual}"))
+    TuningError::Invalid(format!("the text has more than {MAX_FILE_BYTES} bytes; {usual}"))
 }
 
 fn not_valid(why: &str) -> TuningError {
-    TuningError::Invalid(format!("not valid: {why}"))
+    TuningError::Invalid(format!("the tuning is not valid: {why}"))
 }
 
 /// Reads and parses a tuning file. Reads at most [`MAX_FILE_BYTES`] bytes, so that a wrong path cannot exhaust the memory.
