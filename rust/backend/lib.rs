@@ -629,13 +629,19 @@ pub trait Backend: Send + Sync {
     /// should set a flag exits or leaves, the wait ends and the step is abandoned.
     fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64], fate: &StepFate) -> Result<(), BackendError> {
         let _ = (stream, raises, flags, fate);
-        Err(BackendError::NotSupported(format!("the {} backend does not support flags", self.name())))
+        Err(BackendError::NotSupported(format!(
+            "the {} backend does not support flags (words in memory that streams set and wait for)",
+            self.name()
+        )))
     }
     /// Makes all work that is enqueued in `stream` after this call wait until every flag is 1. The requirements for flags are those of
     /// [`stream_take_flags`](Backend::stream_take_flags). This call does not reset the flags; each step resets them before it begins.
     fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64], fate: &StepFate) -> Result<(), BackendError> {
         let _ = (stream, flags, fate);
-        Err(BackendError::NotSupported(format!("the {} backend does not support flags", self.name())))
+        Err(BackendError::NotSupported(format!(
+            "the {} backend does not support flags (words in memory that streams set and wait for)",
+            self.name()
+        )))
     }
     /// Enqueues one kernel of `device` that executes all operations of this rank in a communication step with little data. The kernel
     /// executes [actions](Action::segment), whose copies use the addresses of [`action_reach`](Backend::action_reach). Returns false and

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 pub struct PlanArguments {
     #[command(flatten)]
     pub what: Request,
-    /// Print JSON: bytes, seconds, and device numbers of the C ABI
+    /// Print JSON, with bytes, seconds, and the device numbers of the C API
     #[arg(long)]
     pub json: bool,
 }

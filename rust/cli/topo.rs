@@ -28,7 +28,7 @@ pub struct TopoArguments {
     /// Draw the machine to this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "toml"])]
     pub svg: Option<PathBuf>,
-    /// Print JSON: bytes/s and seconds
+    /// Print JSON, with rates in bytes/s and times in seconds
     #[arg(long)]
     pub json: bool,
 }

@@ -39,7 +39,7 @@ pub struct TraceArguments {
     /// Leave the arrows from operation to operation out of the drawing
     #[arg(long, requires = "svg")]
     pub no_arrows: bool,
-    /// Print JSON: the plan, lanes, spans and dependencies, in bytes and seconds
+    /// Print JSON: the plan, and its lanes (internal streams), operations and dependencies, in bytes and seconds
     #[arg(long)]
     pub json: bool,
 }

@@ -151,7 +151,7 @@ pub enum Error {
     #[error("{0}")]
     QueueFull(String),
     /// The parts of a program that the ranks contribute are inconsistent with each other. Nothing was executed.
-    #[error("internal error: the ranks' parts are invalid and were not executed: {0}")]
+    #[error("internal error: the operations of the ranks are inconsistent and were not executed: {0}")]
     InvalidParts(#[from] PartViolation),
     /// The machine's topology is invalid or could not be read.
     #[error("{0}")]

@@ -238,7 +238,7 @@ fn host_memory_that_is_slow_says_why() {
 #[test]
 fn stale_files_are_slow_where_they_are_kept_and_refused_where_they_are_named() {
     let file = |what, is_named| File { what, path: "a.toml".into(), is_named, state: Err("it was made with driver 570".into()) };
-    one(Level::Slow, "probe", "out of date, not used: a.toml: it was made with driver 570", "mpgpu probe", |facts| {
+    one(Level::Slow, "probe", "the file is out of date and not used: a.toml: it was made with driver 570", "mpgpu probe", |facts| {
         facts.files = vec![file("probe", false)];
     });
     one(Level::Refused, "topology", "contexts cannot be created: a.toml", "MPGPU_TOPOLOGY", |facts| {

@@ -86,7 +86,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     } else if is_kept {
         eprintln!("contexts on these GPUs use this topology from now on; MPGPU_TOPOLOGY=discovered disables it");
         if report.tuning.is_some() {
-            eprintln!("they also use the tuning that was made for it; MPGPU_TUNING_FILE=none disables that");
+            eprintln!("contexts also use the tuning that was made for this topology; MPGPU_TUNING_FILE=none disables that");
         }
     }
     drop(context);

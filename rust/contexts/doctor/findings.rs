@@ -342,7 +342,10 @@ fn pcie(cuda: &gpus::GpuFacts) -> Vec<Finding> {
             not_well(Unknown, "pcie", "link width is unknown (a virtual machine, or no NVML)", "mpgpu probe measures what they carry")
         } else {
             let width = links.iter().map(|(_, link)| link.width).min().unwrap_or(0);
-            well("pcie", format!("all lanes in use: x{width} (the generation falls while idle and is not compared)"))
+            well(
+                "pcie",
+                format!("all PCIe lanes in use: x{width} (the PCIe generation is lower while a link is idle, and is not compared)"),
+            )
         });
     }
     found
@@ -469,7 +472,7 @@ fn files(facts: &Facts) -> Vec<Finding> {
         // Some errors already contain the path of the file.
         let line = if reason.contains(path.as_str()) { reason.clone() } else { format!("{path}: {reason}") };
         found.push(match (is_named, *what) {
-            (false, _) => not_well(Slow, what, format!("out of date, not used: {line}"), "mpgpu probe"),
+            (false, _) => not_well(Slow, what, format!("the file is out of date and not used: {line}"), "mpgpu probe"),
             (true, "tuning") => {
                 not_well(Refused, what, format!("contexts cannot be created: {line}"), "run mpgpu tune again; or unset MPGPU_TUNING_FILE")
             }

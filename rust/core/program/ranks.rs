@@ -275,7 +275,7 @@ impl Parts {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum PartViolation {
-    #[error("{parts} parts for {ranks} ranks")]
+    #[error("the program has parts for {parts} ranks instead of {ranks}")]
     PartCount { parts: usize, ranks: u32 },
     #[error(
         "rank {rank}, step {step}: its lane (internal stream) or operation does not exist, or a step that it follows is not an earlier one"

@@ -29,7 +29,7 @@ pub enum Violation {
     TwoDevices { op: u32, lane: u32, mechanism: Mechanism },
     #[error("operation {op} is a {mechanism:?} on lane {lane}: operations of threads must be on lanes of host memory")]
     NoThread { op: u32, lane: u32, mechanism: Mechanism },
-    #[error("operation {op} waits for operation {after}, which is not earlier")]
+    #[error("operation {op} waits for operation {after}, which is not an earlier operation")]
     NotBackwards { op: u32, after: u32 },
     #[error("operation {op} is a {mechanism:?}, which cannot have {copies} copies")]
     CopyCount { op: u32, mechanism: Mechanism, copies: usize },

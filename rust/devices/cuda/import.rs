@@ -39,7 +39,9 @@ impl Core {
                 (base, Source::OfPool(gpu, shared.offset))
             }
             (form, _) => {
-                return Err(BackendError::NotSupported(format!("memory is shared in form {form}, which this version does not know")));
+                return Err(BackendError::NotSupported(format!(
+                    "the memory is shared by method {form}, which this version of mpgpu does not know"
+                )));
             }
         };
         self.sharing.insert(Allocation { base, ..*allocation }, source);

@@ -300,7 +300,9 @@ impl HostMemory {
                 return Err(BackendError::NotSupported("CUDA IPC maps memory of GPUs, and virtual devices have none".into()));
             }
             (form, _) => {
-                return Err(BackendError::NotSupported(format!("memory is shared in form {form}, which this version does not know")));
+                return Err(BackendError::NotSupported(format!(
+                    "the memory is shared by method {form}, which this version of mpgpu does not know"
+                )));
             }
         };
         Ok(self.insert(Allocation { base, ..*allocation }, pages))
