@@ -255,14 +255,14 @@ fn beside_other_streams_a_plan_begins_with_plain_copies_and_learns_apart() {
     let plan = bench.plan(&PlanOptions::default());
     let other = bench.context.create_stream(DeviceId::gpu(0)).expect("a stream");
     let both = [StreamHandle(0), other];
-    // A stream counts as active for eight times the duration of its last execution.
-    const TAKES: [u64; 3] = [20_000_000, 10_000_000, 14_000_000];
-    let over = || std::thread::sleep(std::time::Duration::from_millis(200));
+    // A stream counts as active for eight times the duration of its last execution: for longer than a loaded machine delays this thread.
+    const TAKES: [u64; 3] = [200_000_000, 100_000_000, 140_000_000];
+    let over = || std::thread::sleep(std::time::Duration::from_secs(2));
     bench.takes(TAKES);
     bench.run(&plan, 2000);
     assert!(plan.to_json()["variants_beside"].is_null() && !plan.describe().contains("other streams"));
     // Several paths are slow now. Measurements without other streams do not show this.
-    bench.takes([20_000_000, 300_000_000, 300_000_000]);
+    bench.takes([200_000_000, 3_000_000_000, 3_000_000_000]);
     let taken = bench.run_in(&both, &plan, 1000);
     assert!(taken[0] >= 990, "{taken:?}\n{}", plan.describe());
     let json = plan.to_json();
@@ -277,7 +277,7 @@ fn beside_other_streams_a_plan_begins_with_plain_copies_and_learns_apart() {
     let taken = bench.run(&plan, 500);
     assert!(taken[1] >= 480, "{taken:?}\n{}", plan.describe());
     // A variant that becomes faster while other streams copy is found too. The slower it was before, the longer this takes.
-    bench.takes([20_000_000, 17_000_000, 17_000_000]);
+    bench.takes([200_000_000, 170_000_000, 170_000_000]);
     bench.run_in(&both, &plan, 12_000);
     let taken = bench.run_in(&both, &plan, 500);
     assert!(taken[0] <= 20, "{taken:?}\n{}", plan.describe());
@@ -287,7 +287,7 @@ fn beside_other_streams_a_plan_begins_with_plain_copies_and_learns_apart() {
 #[test]
 fn a_relay_that_another_streams_copies_begin_or_end_at_passes_nothing_on() {
     let bench = Bench::new(Config::default());
-    bench.takes([20_000_000, 10_000_000, 14_000_000]);
+    bench.takes([200_000_000, 100_000_000, 140_000_000]);
     let plan = bench.plan(&PlanOptions::default());
     bench.run(&plan, 500);
     // The copy is between the GPUs that are relays of the first plan.
@@ -302,7 +302,7 @@ fn a_relay_that_another_streams_copies_begin_or_end_at_passes_nothing_on() {
     }
     assert!(taken[0] >= 495 && taken[1] >= 495, "{taken:?}\n{}", plan.describe());
     // The executions are in one stream, so they run one after the other.
-    std::thread::sleep(std::time::Duration::from_millis(200));
+    std::thread::sleep(std::time::Duration::from_secs(2));
     taken = [0, 0];
     for _ in 0..500 {
         taken[0] += bench.run(&across, 1)[0];
@@ -315,7 +315,7 @@ fn a_relay_that_another_streams_copies_begin_or_end_at_passes_nothing_on() {
 #[test]
 fn host_memory_there_and_back_at_one_gpu_moves_by_plain_copies_and_several_streams_one_way_by_what_is_fastest() {
     let bench = Bench::on("hgx-h200", Config::default(), "1.0");
-    bench.takes([20_000_000, 10_000_000, 14_000_000]);
+    bench.takes([200_000_000, 100_000_000, 140_000_000]);
     let [gpu, host] = [DeviceId::gpu(0), DeviceId::HOST].map(|device| (bench.context.allocate(device, BYTES).expect("memory"), device));
     let plan = |dst: (u64, DeviceId), src: (u64, DeviceId)| {
         let transfer = Transfer { dst: dst.0, dst_device: dst.1, src: src.0, src_device: src.1, bytes: BYTES };
@@ -330,7 +330,7 @@ fn host_memory_there_and_back_at_one_gpu_moves_by_plain_copies_and_several_strea
         taken[1] += bench.run(&there, 1)[0];
     }
     assert!(taken[0] >= 495 && taken[1] >= 495, "{taken:?}\n{}", there.describe());
-    std::thread::sleep(std::time::Duration::from_millis(200));
+    std::thread::sleep(std::time::Duration::from_secs(2));
     bench.run_in(&[StreamHandle(0), other], &there, 2000);
     let taken = bench.run_in(&[StreamHandle(0), other], &there, 500);
     assert!(taken[0] <= 20, "{taken:?}\n{}", there.describe());
