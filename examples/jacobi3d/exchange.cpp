@@ -84,7 +84,7 @@ std::unique_ptr<exchange> through_host_memory(const mpgpu::context &ctx, const f
 
 mpgpu::message_request face_messages::send(const part &from, int face, mpgpu::device_span<const double> cells) const {
     const int to = whole.neighbour(from.number, face);
-    return messenger.send(cells, static_cast<std::uint32_t>(to / blocks_each), tag_of(to, opposite(face)), from.stream);
+    return messenger.send(cells, to / blocks_each, tag_of(to, opposite(face)), from.stream);
 }
 
 mpgpu::message_request face_messages::receive(const part &to, int face, mpgpu::device_span<double> cells) const {

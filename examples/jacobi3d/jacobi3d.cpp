@@ -79,7 +79,7 @@ class team {
 
   private:
     static constexpr std::uint64_t tag = tag_of_cells + 1;
-    void send(int to) { messenger.send(number_, static_cast<std::uint32_t>(to), tag, stream).synchronize(); }
+    void send(int to) { messenger.send(number_, to, tag, stream).synchronize(); }
     void receive(int from) { messenger.receive(number_, from, tag, stream).synchronize(); }
 
     mpgpu::buffer<double> number_;

@@ -113,8 +113,8 @@ class ring {
         begin();
         const auto tag = on_.turn;
         const auto send = [&] {
-            return on_.messages.send(mpgpu::message_memory<const void>(out_.data(), bytes_),
-                                     static_cast<std::uint32_t>(on_.right), tag, on_.stream);
+            return on_.messages.send(mpgpu::message_memory<const void>(out_.data(), bytes_), on_.right, tag,
+                                     on_.stream);
         };
         // In even rounds the send is posted first, and in odd rounds the receive.
         mpgpu::message_request sent;

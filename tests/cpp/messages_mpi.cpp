@@ -81,7 +81,7 @@ void run() {
     const mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
     card token{ctx};
     card other{ctx};
-    const auto right = static_cast<std::uint32_t>((world_rank + 1) % world_size);
+    const int right = (world_rank + 1) % world_size;
     const int left = (world_rank + world_size - 1) % world_size;
 
     // Data of rank 0 moves around the ring. Each rank forwards the data in stream order.
@@ -160,7 +160,8 @@ void run() {
         });
     for (std::uint64_t call = 0; call < calls; ++call) {
         mpgpu::entry_request under_way =
-            entries.send(right, method, mpgpu::entry_arguments(calls), {token.memory, sent_bytes}, stream);
+            entries.send(static_cast<std::uint32_t>(right), method, mpgpu::entry_arguments(calls),
+                         {token.memory, sent_bytes}, stream);
         while (!under_way.test() || called <= call) {
             entries.progress();
         }

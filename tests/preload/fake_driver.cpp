@@ -46,7 +46,7 @@ struct fake_event {
     std::uint64_t asked = 0;
     std::set<std::uint64_t> pending;
 
-    bool has_ended(std::uint64_t recording) const { return pending.count(recording) == 0; }
+    [[nodiscard]] bool has_ended(std::uint64_t recording) const { return pending.count(recording) == 0; }
 };
 
 struct one_copy {
