@@ -1,7 +1,7 @@
 //! Checks that the system has enough memory for lists whose length a caller determines. If the system refuses memory to a growing list, the
 //! process ends. A function that is about to fill many lists therefore first allocates their total size and frees it again.
 
-/// Maximum number of list items for which available memory is not checked. This many items need about 10 KiB.
+/// Number of list items up to which available memory is not checked. This many items need about 10 KiB.
 const FEW: usize = 64;
 
 /// Minimum size of the trial allocation in bytes. The C library allocates each block of more than 32 MiB by `mmap` and returns it to the
@@ -12,7 +12,7 @@ const LEAST: usize = (32 << 20) + 4096;
 /// Error returned if the system cannot currently provide the requested memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct NoHeadroom {
-    /// Size of the refused allocation, bytes.
+    /// Size in bytes of the allocation that the system has refused.
     pub bytes: u64,
 }
 

@@ -1,6 +1,7 @@
 //! Special numbers that callers may pass instead of a rank of a node.
 
-/// Number that a caller passes to a receive instead of a rank, to accept a message from any rank. No function returns this number.
+/// Value that a caller passes to a receive instead of the number of the sending rank, to accept a message from any rank. No function
+/// returns this value.
 pub const ANY: i32 = -i32::MAX;
 
 /// Number that stands for rank 0 of a communicator if that rank is on another node. Rank `n` on another node has the number `ELSEWHERE -

@@ -9,50 +9,52 @@ pub const MAX_VARIANTS: usize = 4;
 /// covers tries that cost more than expected.
 const TRIES: f64 = 1.0 / 128.0;
 
-/// Maximum budget for trial executions that can accumulate, in execution times of the active variant.
+/// Maximum time that the budget for trial executions can accumulate, as a multiple of the active variant's execution time.
 const SAVED: f64 = 8.0;
 
-/// Amount by which trial executions may exceed their budget after a detected change or for a variant with few measured times, in execution
-/// times of the active variant. It is above 0 because trial executions are made at random moments.
+/// Time by which trial executions may exceed their budget if a change of execution times was detected, or if fewer than three times of the
+/// tried variant are known. A multiple of the active variant's execution time. It is above 0 because trial executions are made at random
+/// moments.
 const ADVANCE: f64 = 6.0;
-/// Amount by which trial executions may exceed their budget if nothing has changed and at least three times of the variant are known, in
-/// execution times of the active variant.
+/// Time by which trial executions may exceed their budget if no change of execution times was detected and at least three measured times of
+/// the tried variant are known. A multiple of the active variant's execution time.
 const LITTLE: f64 = 2.0;
 
-/// Minimum difference at which a faster variant may become the active one, in standard errors of the measured times.
+/// Number of standard errors of the measured times by which another variant must be faster before it becomes the active one.
 const SIGNIFICANT: f64 = 2.0;
-/// Minimum relative gain at which a variant becomes the active one if it uses links of other GPUs more heavily, because other users of
-/// these links may then lose what the variant gains.
+/// Fraction of the execution time that another variant must save before it becomes the active one. Applies only to a variant that uses
+/// links of other GPUs more heavily, because other users of these links may then lose what the variant gains.
 const LEAST_GAIN: f64 = 0.02;
 
-/// Mean number of executions between trial executions of a variant that seems faster than the active one.
+/// Mean number of executions between two trial executions of a variant that seems faster than the active one.
 const PROMISING: u64 = 12;
 
-/// Minimum mean interval between trial executions of a slower variant, in multiples of the interval between measurements of the active
-/// variant.
+/// Minimum mean interval between two trial executions of a slower variant, as a multiple of the interval between two measurements of the
+/// active variant.
 const SELDOM: u64 = 4;
 
-/// Number of executions after which the chooser stops waiting for the measured time of a trial execution. It is also the number of first
-/// executions of a plan in which trial executions of unmeasured variants do not count against the budget, because that loss occurs only
-/// once.
+/// Number of executions after which the chooser no longer waits for the measured time of a trial execution. Also the number of executions
+/// at the start of a plan in which trial executions of variants without a measured time do not count against the budget. The plan loses
+/// this time only once.
 const OVERDUE: u64 = 32;
 
-/// Ratio of measured to expected time of the active variant above which the chooser immediately assumes a change (alarm), before a second
-/// measured time confirms it.
+/// Alarm threshold: ratio of measured to expected time of the active variant. If one measured time exceeds it, the chooser immediately
+/// assumes that execution times have changed, before a second measured time confirms the change.
 const ALARM: f64 = 1.25;
 
-/// Number of successive measured times of the active variant that must be as expected before the interval between its measurements is
+/// Number of successive measured times of the active variant that must be within the noise before the interval between its measurements is
 /// doubled.
 const QUIET: u32 = 8;
 
-/// Number of recent changes of the active variant ("switches") up to which the next change is not delayed.
+/// Number of changes of the active variant that are not delayed. After this many recent changes, every further change is delayed.
 const FREE_SWITCHES: u32 = 3;
-/// Mean delay before the next change of the active variant, in executions. Each further change doubles the mean delay.
+/// Mean delay, in executions, of the first change of the active variant that is delayed. The mean delay doubles with each further change.
 const DELAY: u64 = 16;
-/// Number of changes of the active variant from which the mean delay no longer grows.
+/// Maximum number of recent changes of the active variant that are counted. At this number, the mean delay of the next change no longer
+/// grows.
 const MOST_SWITCHES: u32 = 9;
 
-/// Number of executions after which one earlier change of the active variant is forgotten.
+/// Number of executions after which the count of recent changes of the active variant decreases by one.
 const FORGOTTEN: u64 = 1024;
 
 /// Decision of a chooser for one execution.
@@ -79,7 +81,8 @@ pub struct Chooser {
     /// Latest trial execution of each variant: the number of the execution, and the cost in nanoseconds reserved in the budget. `None` if
     /// the chooser waits for no measured time of the variant.
     pending: [Option<(u64, f64)>; MAX_VARIANTS],
-    /// Number of first executions of the plan in which trial executions of unmeasured variants do not count against the budget.
+    /// Number of executions at the start of the plan in which trial executions of variants without a measured time do not count against the
+    /// budget.
     free: u64,
     /// Time that trial executions may cost, in nanoseconds. It is negative if they have cost more than allowed.
     budget: f64,
@@ -91,14 +94,14 @@ pub struct Chooser {
     period: u64,
     /// Maximum interval between measurements of the active variant, in executions.
     steady: u64,
-    /// Number of successive measured times of the active variant that were as expected.
+    /// Number of successive measured times of the active variant that were within the noise.
     quiet: u32,
     /// True if the last measured time of the active variant was much longer than expected. Until the change is confirmed or rejected, the
     /// variant that seems fastest is executed.
     alarm: bool,
-    /// Number of changes of the active variant that are not forgotten yet.
+    /// Number of recent changes of the active variant. It decreases by one after every [`FORGOTTEN`] executions.
     recent: u32,
-    /// Number of the execution from which the [`FORGOTTEN`] executions until the next change is forgotten are counted.
+    /// Number of the execution at which `recent` was last due to decrease, or 0. It is due again [`FORGOTTEN`] executions later.
     recent_since: u64,
     /// Variant that becomes active if it is still faster at the execution with the given number. `None` if no change is delayed.
     intent: Option<(usize, u64)>,
@@ -277,7 +280,7 @@ impl Chooser {
             0 => unit,
             _ => self.cost_of(times.expected()),
         };
-        // The advance is larger if few times are known or something has changed.
+        // Trial executions may exceed the budget by more if few times are known or if a change was detected.
         let advance = if times.count() < 3 || !times.fresh { ADVANCE * unit } else { LITTLE * unit };
         if cost > 0.0 && cost > self.budget + advance {
             let wait = ((cost - self.budget - advance) / (TRIES * unit)).min(1e6) as u64;
@@ -322,7 +325,7 @@ impl Chooser {
         self.around(mean)
     }
 
-    /// Adds a fraction of the elapsed time to the budget, and forgets old changes of the active variant.
+    /// Adds a fraction of the elapsed time to the budget, and decreases the count of recent changes of the active variant as time passes.
     fn count(&mut self) {
         let unit = self.unit();
         let passed = (self.tick - self.counted) as f64;
@@ -360,8 +363,8 @@ impl Chooser {
         }
     }
 
-    /// Handles a detected change of execution times: all known times are now obsolete. The active variant is measured first. The others
-    /// then have trial executions in a random order, as soon as the budget allows.
+    /// Handles a detected change of execution times: all known times are now obsolete. The active variant is measured first. The other
+    /// variants then have trial executions in a random order, as soon as the budget allows.
     fn noticed(&mut self) {
         for variant in 0..self.variants {
             self.times[variant].fresh = false;
@@ -386,8 +389,9 @@ impl Chooser {
         is_known(times) && is_known(force) && (times.median() as f64) < self.unit() * (1.0 - least.max(SIGNIFICANT * error))
     }
 
-    /// Makes the fastest variant the active one. After several changes in a short time, the variant must still be faster after a random
-    /// delay, because other processes on the machine may have changed their variants meanwhile, which may have made this variant slower.
+    /// Makes the fastest variant the active one. After several changes in a short time, the change is delayed at random, and is made only
+    /// if the variant is still faster after the delay. Other processes on the machine may have changed their variants meanwhile, which may
+    /// have made this variant slower.
     fn decide(&mut self) {
         let faster = (0..self.variants).filter(|&v| v != self.in_force && self.is_faster(v));
         let Some(variant) = faster.min_by_key(|&v| self.times[v].median()) else {

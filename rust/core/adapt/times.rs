@@ -16,11 +16,11 @@ const NOISE: (f64, f64) = (0.015, 0.003);
 /// Classification of a newly measured time.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// Time within the noise band, or one of the first few times.
+    /// The time is within the noise band, or is one of the first few times.
     Expected,
-    /// Time outside of the noise band. The next time confirms or rejects a change.
+    /// The time is outside of the noise band. The next measured time confirms or rejects a change.
     Outlier,
-    /// Second successive time outside of the noise band, on the same side of it. All earlier times are discarded.
+    /// The time is the second in succession outside of the noise band, on the same side of it. All earlier times are discarded.
     Changed,
 }
 

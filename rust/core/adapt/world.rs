@@ -18,18 +18,18 @@ use std::rc::Rc;
 const RUNS: usize = 3;
 /// Maximum number of executions that are simulated for a player (rank or stream) whose executions are shorter than those of other players.
 const MOST_RUNS: usize = 12;
-/// Maximum number of joint choices (a variant for each player) that are compared exhaustively. If there are more, the search improves the
-/// choice of one player at a time.
+/// Maximum number of joint choices (a variant for each player) that are compared exhaustively. If there are more joint choices, the search
+/// changes the choice of one player (rank or stream) at a time.
 const ENUMERATED: usize = 81;
 
-/// Player of the simulated game: a rank, or a stream of a rank, that executes a plan repeatedly and chooses among its variants.
+/// Rank, or stream of a rank, that executes a plan repeatedly in a simulation and chooses among the variants of the plan.
 #[derive(Clone, Debug)]
 pub struct Player {
-    /// Number of the process to which the player (rank or stream) belongs. Players of one process share staging memory.
+    /// Number of the process to which the player (rank or stream) belongs. All players of a process use the same staging memory.
     pub process: usize,
-    /// Transfers of the plan.
+    /// Transfers of the player's plan.
     pub shapes: Vec<Shape>,
-    /// Variants of the plan. The last one consists of plain copies: one direct copy for each transfer.
+    /// Variants of the player's plan. The last one consists of plain copies: one direct copy for each transfer.
     pub variants: Rc<[Plan]>,
 }
 
@@ -40,22 +40,22 @@ pub struct Tenant {
     pub resources: Vec<ResourceId>,
     /// Fraction of each resource's capacity, greater than 0, that the external load leaves to the simulated ranks and streams.
     pub leaves: f64,
-    /// Interval in which the external load is active, in executions of the first player (rank or stream).
+    /// Range of executions of the first player (rank or stream) during which the external load is active.
     pub during: std::ops::Range<u64>,
 }
 
-/// Parameters of a simulated game.
+/// Parameters of a simulation in which ranks or streams choose variants of their plans.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Conditions {
-    /// Number of executions of the first player (rank or stream) after which the game ends.
+    /// Number of executions of the first player (rank or stream) after which the simulation ends.
     pub executions: u64,
     /// Standard deviation of an execution's time, relative to its mean. In addition, one execution in 200 takes twice as long.
     pub noise: f64,
     /// Delay between an execution and the report of its time to the chooser, in executions. One time in 100 is never reported.
     pub late: u64,
-    /// Interval between measurements of the active variant while nothing changes, in executions; see [`Chooser::new`].
+    /// Number of executions between two measurements of the active variant while nothing changes; see [`Chooser::new`].
     pub steady: u32,
-    /// Seed of all random numbers of the game.
+    /// Seed of all random numbers of the simulation.
     pub seed: u64,
 }
 
@@ -65,11 +65,11 @@ impl Default for Conditions {
     }
 }
 
-/// State of a simulated game at the end of an execution of the first player (rank or stream): the time, and the amount of data moved so far
-/// by all players, without noise.
+/// State of a simulation at the end of an execution of the first player (rank or stream): the time, and the amount of data moved so far by
+/// all players, without noise.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Moment {
-    /// Virtual time in seconds.
+    /// Virtual time since the start of the simulation, seconds.
     pub time: f64,
     /// Number of bytes that all players (ranks or streams) have moved with the variants that their choosers selected.
     pub did: f64,
@@ -81,19 +81,19 @@ pub struct Moment {
     pub model: f64,
 }
 
-/// Result of a simulated game.
+/// Result of a simulation in which ranks or streams choose variants of their plans.
 #[derive(Clone, Debug)]
 pub struct Game {
     /// History of each player (rank or stream).
     pub players: Vec<Trail>,
-    /// State at the start of the game, and at the end of each execution of the first player (rank or stream).
+    /// State at the start of the simulation, and at the end of each execution of the first player (rank or stream).
     pub moments: Vec<Moment>,
     /// Best joint choice (a variant for each rank or stream) for each set of active external loads, in the order in which the sets
     /// occurred.
     pub best: Vec<Vec<u8>>,
 }
 
-/// History of one player (rank or stream) in a simulated game.
+/// History of one player (rank or stream) in a simulation.
 #[derive(Clone, Debug, Default)]
 pub struct Trail {
     /// Number of times that the player (rank or stream) executed each variant.
@@ -108,14 +108,14 @@ pub struct Trail {
 }
 
 impl Game {
-    /// Returns the fraction of time lost relative to the best combination of variants, between two executions of the first player (rank or
-    /// stream).
+    /// Returns the fraction of time that all players (ranks or streams) lose relative to the best combination of variants. Covers the
+    /// executions `from` to `to` of the first player.
     pub fn lost(&self, from: u64, to: u64) -> f64 {
         let (begin, end) = (self.moments[from as usize], self.moments[to as usize]);
         (end.best - begin.best) / (end.did - begin.did) - 1.0
     }
 
-    /// Returns the largest loss ([`Game::lost`]) over `executions` successive executions of the first player (rank or stream), and the
+    /// Returns the largest loss ([`Game::lost`]) over any `executions` successive executions of the first player (rank or stream), and the
     /// number of the first of these executions.
     pub fn worst(&self, executions: u64) -> (f64, u64) {
         let starts = (0..).take_while(|from| from + executions < self.moments.len() as u64);
@@ -123,12 +123,13 @@ impl Game {
         lost.fold((0.0, 0), |worst, next| if next.0 > worst.0 { next } else { worst })
     }
 
-    /// Returns the number of times that a player (rank or stream) changed its active variant between two executions of the first player.
+    /// Returns the number of times that a player (rank or stream) changed its active variant during the executions `from` to `to` of the
+    /// first player.
     pub fn switches(&self, player: usize, from: u64, to: u64) -> usize {
         self.players[player].in_force.iter().skip(1).filter(|(_, at, _)| (from..to).contains(at)).count()
     }
 
-    /// Returns the state at the end of the game.
+    /// Returns the state at the end of the simulation.
     pub fn end(&self) -> Moment {
         self.moments.last().copied().unwrap_or_default()
     }
@@ -143,8 +144,8 @@ struct Rates {
     all: f64,
 }
 
-/// Rates with which a game is compared: those of the best joint choice (a variant for each player), of plain copies (one direct copy for
-/// each transfer), and of the variants that the performance model prefers.
+/// Rates with which the simulated choices are compared: those of the best joint choice (a variant for each player), of plain copies (one
+/// direct copy for each transfer), and of the variants that the performance model prefers.
 struct Reference {
     best: (Vec<u8>, f64),
     plain: f64,
@@ -210,8 +211,9 @@ impl World {
         Ok(seconds.collect())
     }
 
-    /// Returns the best joint choice (a variant for each player) and the rates with which a game is compared. If there are many joint
-    /// choices, the search starts from those in which all players choose the same variant, and improves the choice of one player at a time.
+    /// Returns the best joint choice (a variant for each player) and the rates with which the simulated choices are compared. If there are
+    /// many joint choices, the search starts from those in which all players choose the same variant, and changes the choice of one player
+    /// at a time.
     fn reference(&mut self, tenants: u64) -> Result<Reference, SimulationError> {
         let counts: Vec<u8> = self.players.iter().map(|player| player.variants.len() as u8).collect();
         let all: Option<usize> = counts.iter().try_fold(1_usize, |all, count| all.checked_mul(usize::from(*count)));
@@ -279,7 +281,8 @@ impl World {
         there.fold(0, |set, (at, _)| set | 1 << at)
     }
 
-    /// Runs the simulated game: all players (ranks or streams) execute their plans and choose variants until the game ends.
+    /// Runs the simulation: all players (ranks or streams) execute their plans and choose variants until the first player has done the
+    /// requested number of executions.
     pub fn play(&mut self, conditions: &Conditions) -> Result<Game, SimulationError> {
         let mut random = conditions.seed;
         let mut seats: Vec<Seat> = Vec::with_capacity(self.players.len());
@@ -338,18 +341,18 @@ impl World {
     }
 }
 
-/// State of one player (rank or stream) during a simulated game.
+/// State of one player (rank or stream) during a simulation.
 struct Seat {
     chooser: Chooser,
     played: Trail,
     random: u64,
-    /// Reports not yet delivered to the chooser. Each entry holds the execution at which the report arrives, the variant, and the time in
-    /// nanoseconds.
+    /// Reports of measured times that the chooser has not received yet. Each entry holds the number of the execution at which the chooser
+    /// receives the report, the variant, and the measured time in nanoseconds.
     reports: VecDeque<(u64, usize, u64)>,
     executions: u64,
     /// Execution in progress: its variant, its start time in seconds, and true if the chooser measures it. `None` between two executions.
     current: Option<(usize, f64, bool)>,
-    /// Fraction of the current execution that remains to be done, including noise.
+    /// Remaining work of the current execution, as a multiple of an execution without noise.
     left: f64,
 }
 

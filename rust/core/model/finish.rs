@@ -4,13 +4,13 @@ use super::path::PathModel;
 use crate::topology::{Costs, Machine, ResourceId};
 use smallvec::SmallVec;
 
-/// Data that moves along a path. An object represents one flow, or several flows on the same path that start together and differ only in
-/// size.
+/// Data that moves along a path. A value describes one flow, or several combined flows. Combined flows use the same path, start together
+/// and differ only in size.
 #[derive(Clone, Debug)]
 pub struct Flow<'a> {
     /// Path along which the data moves.
     pub path: &'a PathModel,
-    /// Size of the flow in bytes. If several flows are combined, the size of the largest.
+    /// Size of the flow in bytes. If several flows are combined, this is the size of the largest flow.
     pub bytes: u64,
     /// Number of combined flows, and the sum of their sizes in bytes.
     pub alike: (u32, f64),
@@ -64,10 +64,11 @@ pub fn finish<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, 
     let issued = if issue.operations == 0 { 0.0 } else { costs.copy + issue.each * (issue.operations - 1) as f64 };
     let resources = machine.resources();
     let flows: SmallVec<[Flow<'a>; 16]> = flows.into_iter().collect();
-    // For each resource: its busy time in seconds, its earliest start, its number of flows, and whether any of them is a pipeline.
+    // For each resource: its busy time in seconds, its earliest start, its number of flows, and whether any of them is pipelined (staged).
     let mut work = vec![Work::default(); resources.len()];
     let mut done = 0.0_f64;
-    // The operations of pipelines are issued last, chunk by chunk. The transfer of the last chunk follows after its operations are issued.
+    // The operations of pipelined (staged) flows are issued last, chunk by chunk. The last chunk can move only after its operations are
+    // issued.
     let mut last_chunk = f64::INFINITY;
     for flow in &flows {
         done = done.max(flow.alone(costs));
@@ -139,7 +140,7 @@ fn idle(flows: &[Flow<'_>], resource: ResourceId, capacity: f64, costs: &Costs) 
         drawn += two[0].2;
         lost += (two[1].0 - two[0].0) * (capacity - drawn).max(0.0);
     }
-    // The idle time at the end is computed backwards in the same way.
+    // The idle time at the end of the flows is computed like that at their start, but from the end backwards.
     draws.sort_by(|a, b| a.1.total_cmp(&b.1));
     let mut drawn = 0.0;
     for two in draws.windows(2) {

@@ -128,7 +128,7 @@ mod tests {
         let machine: Vec<Resource> = capacity.iter().map(|&capacity| resource(capacity, 1.0)).collect();
         let mut fair = MaxMin::new(&machine);
         fair.share(&mut active);
-        // The second call fails if the first one has left any state behind.
+        // If the first call leaves any state behind, the second call returns wrong rates.
         fair.share(&mut active);
         active.iter().map(|flow| flow.rate).collect()
     }

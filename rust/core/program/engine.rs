@@ -3,10 +3,10 @@
 /// Method by which a backend executes a plan's program.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Engine {
-    /// Mechanism with the shortest predicted time.
+    /// Execution method with the shortest predicted time.
     #[default]
     Auto,
-    /// Copies on several internal streams, ordered by events.
+    /// Individual copies on several internal streams, ordered by events.
     Stream,
     /// Copies and fused copy kernels, launched as one CUDA graph.
     Graph,

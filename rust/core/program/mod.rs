@@ -85,10 +85,10 @@ impl FromIterator<DeviceId> for Gpus {
 pub struct Lane {
     /// Device whose copy engine performs the operations. For a copy from or to host memory, it is the GPU at the other end.
     pub device: DeviceId,
-    /// Other GPUs that may perform the operations instead of `device`. Switching from one GPU to another within a step costs more than
-    /// using the less suitable copy engine, so the executor may prefer the GPU of the caller's stream. For a copy between two GPUs, this
-    /// set holds the second GPU; for a kernel, it holds all GPUs of the batch. Internal streams with such GPUs run only individual copies
-    /// and kernels, no batched copies.
+    /// Other GPUs that may perform the operations instead of `device`. Switching from one GPU to another within an execution costs more
+    /// than using the less suitable copy engine, so the executor may prefer the GPU of the caller's stream. For a copy between two GPUs,
+    /// this set holds the second GPU; for a kernel, it holds all GPUs of the batch. Internal streams that may run on several GPUs execute
+    /// only individual copies and kernels, no batched copies.
     pub also: Gpus,
 }
 

@@ -7,8 +7,8 @@
 //! them any number of times, and an unset flag means that data are missing.
 //!
 //! All partitions of a transfer have the same number of arrival flags. If a lane moves no byte of a partition, another lane sets its flag.
-//! If producers store the data at the destination themselves, there is only the arrival flag, which they set; there is no flag at all if
-//! arrivals are not signalled. There are no flags either if all partitions move after their producers, in stream order.
+//! If producers store the data at the destination themselves, there are no ready flags, and the producers set the arrival flags, provided
+//! that arrivals are signalled. There are no flags at all if all partitions move after their producers, in stream order.
 
 use super::ranks::{FlagId, Parts, RankedBatch};
 use super::{Copy, Place};
@@ -90,8 +90,8 @@ pub struct ReadElsewhere {
 /// among the streams of the transfer.
 type Lanes = BTreeMap<(u32, u32), u32>;
 
-/// Method by which partitions reach their destinations. The last variant must have the largest number, because code computes the number of
-/// methods from it.
+/// Method by which partitions reach their destinations. Code derives the number of methods from the number of the last variant, so the last
+/// variant must have the largest number.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum PartitionMove {
     /// The program moves each partition as soon as it is ready.

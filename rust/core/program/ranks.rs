@@ -69,10 +69,10 @@ pub struct PartStep {
 /// Part of a program that one rank executes in each communication step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Part {
-    /// Flags that the rank sets in the caller's stream at the start of the step.
+    /// Flags that the rank sets in the caller's stream at the start of the communication step.
     pub begins: Vec<FlagId>,
-    /// Flags that the rank waits for and resets in the caller's stream after setting `begins`. The caller's kernels may then write to
-    /// memory of other ranks.
+    /// Flags that the rank waits for and resets in the caller's stream after it has set the flags in `begins`. Kernels of the caller that
+    /// run after these waits may write to memory of other ranks.
     pub arms: Vec<FlagId>,
     /// Device of each lane (internal stream) of the rank. Its copy engine performs the copies.
     pub lanes: Vec<DeviceId>,
@@ -80,7 +80,7 @@ pub struct Part {
     pub steps: Vec<PartStep>,
     /// Flags that the rank sets in the caller's stream after all operations, if the caller's kernels have written to memory of other ranks.
     pub written: Vec<FlagId>,
-    /// Flags that the rank waits for and resets in the caller's stream at the end of the step.
+    /// Flags that the rank waits for and resets in the caller's stream at the end of the communication step.
     pub ends: Vec<FlagId>,
 }
 
@@ -453,8 +453,8 @@ impl<'a> History<'a> {
     }
 }
 
-/// Places where a flag is set or waited for: a rank, and the index of one of its operations. The index is `None` for the start or end of
-/// the step.
+/// List of the places where a flag is set, or of those where it is waited for. Each entry holds a rank and the index of one of its
+/// operations. The index is `None` for the start or the end of the communication step.
 type Uses = Vec<(u32, Option<u32>)>;
 
 /// Returns, for each flag, the places where it is set and the places where it is waited for.
@@ -478,8 +478,8 @@ fn flag_uses(parts: &Parts) -> Vec<(Uses, Uses)> {
     uses
 }
 
-/// Checks that parts move the batch of a valid program correctly, step after step, whatever the speeds of the ranks. Returns the first
-/// defect otherwise.
+/// Checks that the parts of all ranks together execute a valid program correctly, in every communication step, whatever the speeds of the
+/// ranks. Returns the first defect as an error.
 pub fn check_parts(program: &Program, batch: &RankedBatch<'_>, parts: &Parts) -> Result<(), PartViolation> {
     if parts.parts.len() != batch.ranks as usize {
         return Err(PartViolation::PartCount { parts: parts.parts.len(), ranks: batch.ranks });

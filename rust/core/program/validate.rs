@@ -56,7 +56,7 @@ pub enum Violation {
 }
 
 /// Checks that a program moves its batch correctly and uses at most `staging_bytes` of staging memory on each device. Returns the first
-/// defect otherwise.
+/// defect as an error.
 pub fn validate(program: &Program, staging_bytes: u64) -> Result<(), Violation> {
     staging_fits(program, staging_bytes)?;
     let mut order = Order::new(program)?;

@@ -136,7 +136,7 @@ pub fn topology(seen: &Seen) -> Topology {
     } else {
         assumed.push("PCIe links by the GPUs' generation");
     }
-    // Copies between GPUs over PCIe pass through the root complex only if the driver reports peer access and there are no NVLinks.
+    // Copies between GPUs over PCIe pass through the root complex only if the driver reports peer access and the GPUs have no NVLinks.
     let over_pcie = !wired && !seen.peers.is_empty() && groups.is_empty();
     for (number, group) in groups.iter().enumerate() {
         // The switch is assumed to have enough bandwidth for all of its GPUs, because the driver does not report its bandwidth.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 #[allow(missing_docs)] // The fields' names describe them.
 pub enum TopologyError {
-    /// The name of the topology is neither that of a preset nor that of a file.
+    /// The given name is neither that of a preset topology nor that of a topology file.
     #[error("topology {name:?} is not a preset and there is no file with this path; the presets are {presets}")]
     NotFound { name: String, presets: String },
     /// The topology file exists but cannot be read.

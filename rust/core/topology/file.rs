@@ -31,7 +31,7 @@ struct FileEntry {
     probe: Option<Entry>,
 }
 
-/// Part of a measured topology file (`mpgpu probe`) that has the same format in all versions.
+/// Part of a measured topology file (`mpgpu probe`) that has the same format in all versions of the file.
 #[derive(Deserialize)]
 struct OfAnyVersion {
     probe: Version,
@@ -91,7 +91,7 @@ pub fn parse_probed(text: &str) -> Result<(Topology, Option<Record>), TopologyEr
         return Err(too_long());
     }
     let file: FileEntry = toml::from_str(text).map_err(|error| {
-        // A file of another version may have other keys. The error then names the version.
+        // A topology file of another version may have other keys. The error then states the version.
         let outdated = toml::from_str::<OfAnyVersion>(text).ok().and_then(|file| file.probe.check().err());
         outdated.unwrap_or_else(|| not_valid(&toml_place(text, &error)))
     })?;

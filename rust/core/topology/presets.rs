@@ -18,7 +18,8 @@ const PRESETS: &[(&str, &str)] = &[
     ("pcie-4-nopeer", include_str!("presets/pcie-4-nopeer.toml")),
 ];
 
-/// Names of the presets whose figures were not measured. They are published figures, scaled by measurements on another machine.
+/// Names of the preset topologies whose rates and costs were not measured. They are published values, scaled by measurements on another
+/// machine.
 pub const MODELLED_PRESETS: [&str; 2] = ["hgx-b200", "gb200-nvl72"];
 
 /// Returns the names of all presets.

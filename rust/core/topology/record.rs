@@ -85,7 +85,7 @@ pub struct Record {
     pub measurements: u32,
     /// Accuracy of the topology on sets of copies that were not used to fit it.
     pub residuals: Residuals,
-    /// Notes of the probe (measurement of the machine) for human readers.
+    /// Remarks that the probe (measurement of the machine) has stored for human readers.
     pub notes: Vec<String>,
 }
 
@@ -204,14 +204,14 @@ impl Fingerprint {
     }
 }
 
-/// Version of the file format. All versions of the file store this number in the same way.
+/// Version of the format of a measured topology file. All versions of the format store this number in the same way.
 #[derive(Deserialize)]
 pub(super) struct Version {
     format: u32,
 }
 
 impl Version {
-    /// Checks that this version of mpgpu reads the file.
+    /// Returns an error if this version of mpgpu cannot read a topology file of this format version.
     pub fn check(&self) -> Result<(), TopologyError> {
         if self.format == FORMAT {
             return Ok(());

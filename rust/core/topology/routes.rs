@@ -81,7 +81,7 @@ impl<'a> Graph<'a> {
         }
         let mut into = vec![Vec::new(); topology.nodes.len()];
         for (from, steps) in out.iter_mut().enumerate() {
-            // Of several links to the same node, the best is sorted first. The others are then removed.
+            // If several links lead to the same node, the best link is sorted first, and the others are then removed.
             steps.sort_by(|a, b| {
                 let best_first = || b.capacity.total_cmp(&a.capacity).then(latency(a.link).total_cmp(&latency(b.link)));
                 a.to.cmp(&b.to).then_with(best_first).then(a.link.cmp(&b.link))

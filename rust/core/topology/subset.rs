@@ -53,8 +53,8 @@ impl Topology {
     }
 }
 
-/// Returns `name` after replacing the number that follows each `gpu` by the GPU's new number, or by `-other` if the GPU is not in the
-/// result.
+/// Returns `name` after replacing the number that follows each `gpu` by the GPU's new number. If the GPU is not selected, the number is
+/// replaced by `-other`.
 fn renumbered(name: &str, gpus: &[u32]) -> String {
     let mut pieces = name.split("gpu");
     let mut text = pieces.next().unwrap_or_default().to_owned();
