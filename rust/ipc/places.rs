@@ -56,8 +56,8 @@ impl StepPlaces {
     }
 
     /// Publishes the position at which step number `step` is about to be enqueued. `is_changed` is true if the order of the rank's plans
-    /// differs from that in the preceding steps. Later reads of this thread see values at least as recent as this write. If two ranks
-    /// publish at the same time, at least one of them therefore sees the position of the other.
+    /// differs from that in the preceding steps. A full memory barrier follows the write. If two ranks publish at the same time and then
+    /// read each other's positions, at least one of them therefore sees the position of the other.
     pub fn tell(&self, step: u64, place: StepPlace, is_changed: bool) {
         if is_changed {
             self.page().changed.store(step, Ordering::Release);

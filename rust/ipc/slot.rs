@@ -345,12 +345,12 @@ impl MessageSlot {
         self.partner.store(partner.encode(), Ordering::Release);
     }
 
-    /// Records that rank `mover` copies the data.
+    /// Records that rank `mover` copies the data of the operation in this slot.
     pub fn give_to(&self, mover: u32) {
         self.mover.store(u64::from(mover) + 1, Ordering::Release);
     }
 
-    /// Returns the rank that copies the data, or `None` if no rank is assigned yet.
+    /// Returns the rank that copies the data of the operation in this slot, or `None` if no rank is assigned yet.
     pub fn mover(&self) -> Option<u32> {
         (self.mover.load(Ordering::Relaxed) as u32).checked_sub(1)
     }
@@ -360,22 +360,23 @@ impl MessageSlot {
         self.uses.load(Ordering::Relaxed)
     }
 
-    /// True if the operation is a send, false if it is a receive.
+    /// True if the operation in this slot is a send, false if it is a receive.
     pub fn is_send(&self) -> bool {
         self.is_send.load(Ordering::Relaxed) != 0
     }
 
-    /// True if the data passes through memory of the library instead of being copied directly.
+    /// True if the data of this slot's operation passes through memory of the library instead of being copied directly.
     pub fn is_buffered(&self) -> bool {
         self.is_buffered.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns the rank to which a send is addressed or from which a receive accepts messages; `None` for any rank.
+    /// Returns the peer of the operation in this slot: the rank to which a send is addressed, or the rank from which a receive accepts
+    /// messages. Returns `None` for a receive that accepts messages from any rank.
     pub fn peer(&self) -> Option<u32> {
         (self.peer.load(Ordering::Relaxed) as u32).checked_sub(1)
     }
 
-    /// Returns the size in bytes of the message to send or of the receive buffer.
+    /// Returns the size in bytes of this slot's message (for a send) or receive buffer (for a receive).
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -427,7 +428,7 @@ impl MessageSlot {
         }
     }
 
-    /// Returns the size in bytes of the message that a receive has matched.
+    /// Returns the size in bytes of the message that the receive in this slot has matched.
     pub fn message_bytes(&self) -> u64 {
         self.message_bytes.load(Ordering::Relaxed)
     }
@@ -467,7 +468,7 @@ impl MessageSlot {
         }
     }
 
-    /// Returns the reason why no data was moved, or [`SlotStatus::Fine`] if there is no failure.
+    /// Returns the reason why the operation in this slot has moved no data, or [`SlotStatus::Fine`] if it has not failed.
     pub fn status(&self) -> SlotStatus {
         match self.status.load(Ordering::Acquire) {
             0 => SlotStatus::Fine,
@@ -478,7 +479,7 @@ impl MessageSlot {
         }
     }
 
-    /// Records the reason why no data is moved. A reason that was recorded before is kept.
+    /// Records the reason why the operation in this slot moves no data. A reason that was recorded before is kept.
     pub fn fail(&self, status: SlotStatus, text: &str) {
         if self.status() == SlotStatus::Fine {
             let end = (0..=text.len().min(TEXT_BYTES)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);

@@ -2,13 +2,14 @@
 //! times and enqueue steps long before they run, but all must execute a step in the same variant.
 //!
 //! Steps are grouped into *spans*; all steps of a span use one variant. For each span there is a word in memory that all ranks share. The
-//! word holds the length of the span and the variant of the next span. The first rank that reaches the end of a span updates the word by a
-//! compare-exchange. It either extends the span or closes it, depending on its own selection rule ([`adapt`](crate::adapt)). The other
-//! ranks follow this decision when they reach that step. All ranks use the same measured time for a step, that of the slowest rank. Their
-//! rules therefore agree, except for times that some ranks have not read yet. Such a difference is harmless, because the word decides.
+//! word holds the length of the span and the variant of the next span. The first rank that reaches the end of a span either extends the
+//! span or closes it, as the rank's own selection rule ([`adapt`](crate::adapt)) requires. The rank writes this decision to the word by a
+//! compare-exchange. The other ranks follow the decision when they reach that step. All ranks use the same measured time for a step, that
+//! of the slowest rank. The rules of all ranks therefore agree, unless some ranks have not read the latest times yet. Such a difference is
+//! harmless, because the word decides.
 //!
-//! The words form a ring buffer. A span is closed only after all ranks have left the old span whose word the next span reuses. Until then
-//! the span is extended, so that no rank ever waits for another.
+//! The words form a ring buffer. Each new span reuses the word of an old span. The current span is therefore closed only after all ranks
+//! have left that old span. Until then the current span is extended, so that no rank ever waits for another.
 //!
 //! During stream capture the number of later launches is unknown. The variant of a captured step is therefore *fixed*: its span has no end.
 
@@ -46,9 +47,10 @@ pub(super) struct Spans {
     words: SharedWords,
     /// Number of the span (group of successive steps) that contains the last step that this rank has reached.
     span: u64,
-    /// Number of the first step of the current span (group of successive steps), which contains the last step of this rank.
+    /// Number of the first step of the current span (group of successive steps). The current span contains the last step that this rank has
+    /// reached.
     begin: u64,
-    /// Number of the first step after those that are known to belong to the current span (group of successive steps).
+    /// Number of the last step that is known to belong to the current span (group of successive steps), plus 1.
     end: u64,
     choice: Choice,
     /// Plan variant whose spans (groups of successive steps) are extended by a growing number of steps at a time, up to [`AHEAD`]. `None`
@@ -115,8 +117,8 @@ impl SharedWords {
         self.time(self.rank, span).store(tag(span) << NS_BITS | ns.clamp(1, (1 << NS_BITS) - 1), Ordering::Release);
     }
 
-    /// Returns the time that the slowest rank took for the measured step of a span (group of successive steps), if all ranks have reported
-    /// their times.
+    /// Returns the time of the slowest rank for the measured step of a span (group of successive steps). Returns [`Reading::Later`] until
+    /// all ranks have reported their times, and [`Reading::Never`] if a later span has reused the words that contained the times.
     fn slowest(&self, span: u64) -> Reading {
         let times = (0..self.ranks).map(|rank| self.time(rank, span).load(Ordering::Acquire));
         let told = times.map(|time| (time >> NS_BITS == tag(span)).then_some(time & ((1 << NS_BITS) - 1)));
@@ -212,7 +214,7 @@ impl Spans {
     }
 }
 
-/// Time of a measured step. The result is available once every rank has reported its own time.
+/// Time that the slowest rank has taken for a measured step. It is known once every rank has reported its own time.
 #[derive(Debug)]
 struct StepTime {
     words: SharedWords,
@@ -249,8 +251,8 @@ pub(super) struct StepVariants {
 enum Rule {
     /// Proposes the plan variant with the shortest measured time.
     Measured(Box<Choosing<StepTime>>),
-    /// Proposes either a kernel or streams for a rank whose operations one kernel can execute. The array contains the number of steps that
-    /// kernels have executed, and the number that streams have executed.
+    /// Proposes that either a kernel or streams execute the next step. Used if one kernel can execute all operations of the rank in a step.
+    /// The array contains the number of steps that kernels have executed, and the number that streams have executed.
     Lateness(Lateness, [u64; 2]),
 }
 
@@ -260,7 +262,8 @@ impl StepVariants {
         StepVariants { spans, rule: Rule::Measured(Box::new(Choosing::new(Chooser::new(&vec![None; variants], STEADY, seed)))) }
     }
 
-    /// Creates a rule that selects a kernel or streams for a rank whose operations one kernel can execute.
+    /// Creates a rule that selects for each step whether a kernel or streams execute it. Used if one kernel can execute all operations of
+    /// the rank in a step.
     pub fn by_lateness(spans: Spans, lateness: Lateness) -> StepVariants {
         StepVariants { spans: Spans { ahead: Some(BY_KERNEL), ..spans }, rule: Rule::Lateness(lateness, [0; 2]) }
     }

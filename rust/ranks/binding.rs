@@ -40,10 +40,11 @@ pub(super) struct BoundRank {
     pub used: Used,
     pub words: Option<Arc<PartitionWords>>,
     /// Tables in which this rank and its neighbours publish the stream positions of the plan's steps. `None` if no neighbour checks the
-    /// order of steps. Also `None` for partitioned plans: partitions move between two calls, so a step has no single position.
+    /// order of steps. Also `None` for plans whose transfers move in partitions. Two calls enqueue a step of such a plan, so the step has
+    /// no single position.
     pub places: Option<Arc<PlanPlaces>>,
-    /// `None` if streams execute the plan variant on all ranks. Otherwise contains the address of the word that this rank's kernel sets
-    /// after a long wait, or `Some(None)` if this rank has no kernel.
+    /// Address of the word that this rank's kernel sets after a long wait. `Some(None)` if kernels execute the plan variant on other ranks,
+    /// but this rank has no kernel. `None` if streams execute the plan variant on all ranks.
     pub kernel: Option<Option<u64>>,
 }
 
@@ -70,8 +71,8 @@ impl Used {
         Ok(Used { allocations, alive_at: AtomicU64::new(frees), imports })
     }
 
-    /// Merges several lists of used memory and drops duplicates. Each step checks every entry, and a check takes about as long as a call of
-    /// the driver.
+    /// Merges several lists of used memory and drops duplicates. Duplicates would slow down each step, because a step checks every entry,
+    /// and a check takes about as long as a call of the driver.
     pub fn of_all(each: impl Iterator<Item = Used>) -> Used {
         let mut all = Used::default();
         let mut imports: Vec<Weak<Import>> = Vec::new();
@@ -84,7 +85,8 @@ impl Used {
         Used { imports: imports.into(), ..all }
     }
 
-    /// Returns an error if this rank or the owner has freed some of the memory, or if the rank that owns it has ended.
+    /// Returns an error if memory that the plan uses no longer exists. This rank or the memory's owner may have freed it, or the owner may
+    /// have ended.
     pub fn check(&self, shared: &ContextState) -> Result<(), Error> {
         for import in self.imports.iter().filter_map(Weak::upgrade) {
             import.check().map_err(|error| match error {
@@ -254,7 +256,8 @@ impl NodeGroup {
         Some(small)
     }
 
-    /// Maps the memory of another rank that `handle` denotes, and returns the address.
+    /// Maps the memory of another rank that `handle` denotes, and returns the address. If the memory is on a GPU that is not visible to
+    /// this process, it is mapped through the device `instead`, or refused if `instead` is `None`.
     pub(super) fn map(&self, handle: &[u8], instead: Option<DeviceId>, held: &mut Held) -> Result<u64, Error> {
         let handle = Handle::decode(handle.try_into().unwrap_or(&[0; 128]))?;
         let (address, _) = self.context.state().import_through(&handle, instead)?;
@@ -366,7 +369,7 @@ impl NodeGroup {
         Ok(())
     }
 
-    /// Unmaps imported memory, and frees own memory once no other rank has it mapped.
+    /// Unmaps memory of other ranks, and frees memory of this rank once no other rank has it mapped.
     pub(super) fn give_back(&self, held: &mut Held) {
         let closed = held.imports.drain(..).map(|address| self.context.state().close_memory(address));
         let freed = held.allocations.drain(..).map(|address| self.context.state().free_unmapped(address));

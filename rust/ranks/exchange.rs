@@ -1,8 +1,8 @@
 //! Implements collective calls, in which the ranks of a node exchange data. If a call fails on one rank, it fails on all ranks, so that no
 //! rank continues alone.
 //!
-//! Each exchange starts with a header that identifies the call. Otherwise a rank whose call failed early could take the other ranks' data
-//! of the failed call for data of its next call.
+//! Each exchange starts with a header that identifies the call. Without the header, a rank whose call failed early could mistake the other
+//! ranks' data of the failed call for data of its next call.
 
 use crate::backend::BackendError;
 use crate::contexts::Error;
@@ -16,14 +16,14 @@ use std::ffi::CStr;
 use std::fmt;
 use std::io;
 
-/// Maximum number of ranks of a node. No node has as many cores.
+/// Maximum number of ranks of a node. It exceeds the number of cores of any node.
 pub const MOST_RANKS: u32 = 1024;
 
 /// Allgather operation like `MPI_Allgather`: every rank passes the same number of bytes, and receives the bytes of all ranks in rank order.
 /// All ranks call it together.
 pub trait Allgather: Send {
-    /// Sends `send` to all ranks, and fills `receive` with the data of all ranks, including this one, in rank order. An error text that it
-    /// returns makes the collective call fail and appears in the error.
+    /// Sends `send` to all ranks, and fills `receive` with the data of all ranks, including this one, in rank order. If the function
+    /// returns an error text, the collective call fails with an error that contains this text.
     fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String>;
 }
 
@@ -230,8 +230,8 @@ impl Exchange {
         Ok(CollectiveCall { exchange: self, turn, call, exchanges: 0, is_crowded })
     }
 
-    /// Returns the error that this rank reports for an invalid argument of rank `rank`. It is an argument error on that rank, and
-    /// [`Error::RankFailed`] on all others.
+    /// Returns the error that this rank reports for an invalid argument of rank `rank`. If this rank is `rank`, the result is an argument
+    /// error. Otherwise the result is [`Error::RankFailed`].
     pub fn blame(&self, rank: u32, argument: &'static CStr, reason: String) -> Error {
         if rank == self.rank { Error::NodeArgument { argument, reason } } else { Error::RankFailed { rank, reason } }
     }

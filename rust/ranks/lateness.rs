@@ -21,8 +21,8 @@ const FIRST: u32 = 8;
 /// Maximum number of successive steps that streams execute after a long wait of a kernel.
 const MOST: u32 = 1024;
 
-/// Number of steps without a long wait, executed by kernels, after which the next long wait causes only the shortest series of steps by
-/// streams.
+/// Number of steps that kernels must execute without a long wait before earlier long waits are forgotten. After the next long wait, streams
+/// then execute only [`FIRST`] steps.
 const FORGOTTEN: u32 = 64;
 
 /// Rule by which a rank proposes that a kernel or that streams execute the next step.

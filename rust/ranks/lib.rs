@@ -1,11 +1,11 @@
 //! Implements node plans. The ranks of a node plan their transfers together once, and then execute the plan together in each communication
 //! step, without calls to each other in the time loop.
 //!
-//! A rank is usually a process that uses one GPU. All ranks create a [`NodeGroup`] together, and from it each [`NodePlan`]. Every
-//! rank computes the same plan from the same list of transfers, for a machine that contains the GPUs of all ranks, including GPUs that are
-//! not visible to some of them. [`divide`](mpgpu_core::program::ranks::divide) splits the plan into one part per rank, which
-//! contains the operations that this rank performs. Executing a part needs no call to another rank, because flags in shared memory order
-//! the parts. Contexts do not depend on this crate.
+//! A rank is usually a process that uses one GPU. All ranks create a [`NodeGroup`] together, and from it each [`NodePlan`]. Every rank
+//! computes the same plan from the same list of transfers, for a machine that contains the GPUs of all ranks, including GPUs that are not
+//! visible to some of them. [`divide`](mpgpu_core::program::ranks::divide) splits the plan into one part per rank, which contains the
+//! operations that this rank performs. Executing a part needs no call to another rank, because flags in shared memory order the parts. The
+//! crate `contexts` does not depend on this crate.
 //!
 //! | file | content |
 //! | --- | --- |

@@ -2,11 +2,11 @@
 //!
 //! A step ends only after the neighbours have reached it too. If two ranks enqueue steps of two plans in one stream each, in different
 //! orders, they wait for each other forever, although no call fails. So each rank publishes the stream position of a step ([`StepPlaces`])
-//! before it enqueues the step. It then checks that no neighbour has enqueued this step before another one that comes earlier on this rank.
-//! If the orders of two ranks differ, at least one of them detects it.
+//! before it enqueues the step. It then checks whether a neighbour has enqueued this step in front of a step that comes earlier on this
+//! rank. If the orders of two ranks differ, at least one of the two ranks detects the difference.
 //!
 //! Orders that once agreed continue to agree until a rank changes its order. So the neighbours' positions are compared in detail only after
-//! a change. Otherwise the check costs a few loads per step from cache lines that no rank writes.
+//! a change. For all other steps, the check costs a few loads from cache lines that no rank writes.
 
 use crate::ipc::{PLACES, StepPlace, StepPlaces};
 use crate::sync::{Mutex, lock};
@@ -64,7 +64,8 @@ struct LastStep {
 
 struct StepPattern {
     stream: u16,
-    /// Other plans in the stream, each with the difference between its last step number and the last step number of this plan.
+    /// Other plans in the stream: the number of each plan, and the difference between that plan's last step number and this plan's last
+    /// step number.
     ahead: Vec<(u64, i64)>,
     /// Number of the last step at which this plan changed its stream or its order relative to other plans.
     changed: u64,
@@ -119,9 +120,9 @@ impl StepOrder {
     }
 }
 
-/// Returns the neighbour that has enqueued step number `step` of `plan` in one stream in front of `before`, although this rank has enqueued
-/// `before` first. Returns `None` if there is no such neighbour. `changed` and `before_changed` are the last steps of the two plans at
-/// which this rank changed its order.
+/// Returns a neighbour that has enqueued two steps in one stream in the opposite order. This rank has first enqueued `before`, a step of
+/// another plan, and then step number `step` of `plan`. Returns `None` if there is no such neighbour. `changed` and `before_changed` are
+/// the numbers of the steps at which this rank last changed the order of `plan` and of the other plan.
 fn misordered(plan: &PlanPlaces, step: u64, changed: u64, before: &LastStep, before_changed: u64) -> Option<u32> {
     let is_recent = |changed: u64, step: u64| changed + 1 >= step;
     let own_changed = is_recent(changed, step) || is_recent(before_changed, before.step);

@@ -96,8 +96,8 @@ struct BoundKernel {
     grid: ActionGrid,
 }
 
-/// Maximum number of bytes per lane (stream) for which one kernel executes a rank's operations. Larger amounts use copy engines, with
-/// stream operations that wait for and set flags, and never with kernels that do so. Between two H100, a kernel on a quarter of the
+/// Maximum number of bytes per lane (stream) for which one kernel executes a rank's operations. Copy engines copy larger amounts. In that
+/// case, stream operations wait for flags and set flags, and kernels never do. Between two H100, a kernel on a quarter of the
 /// multiprocessors takes 7.4 us plus the time of the transfer at 325 GB/s, and copy engines take 19.4 us plus the time at 392 GB/s. They
 /// are equally fast at 23 MB. Each further lane costs copy engines the fixed time again (63 us for three lanes of H200).
 pub(super) const SMALL_BYTES: u64 = 20 << 20;
@@ -358,7 +358,8 @@ impl SmallPart {
 impl BoundPart {
     /// Binds a rank's operations `part` to addresses, and creates the streams and events, which the caller destroys by
     /// [`BoundPart::release`]. If `small` is given, a kernel executes the operations. If `armed` is given, the transfers move in
-    /// partitions. The two exclude each other: a kernel that waits for producing kernels may occupy the multiprocessors that they need.
+    /// partitions. Only one of `small` and `armed` may be given: a kernel that waits for producing kernels may occupy the multiprocessors
+    /// that the producing kernels need.
     pub fn new(
         part: &Part,
         at: &impl Addresses,
@@ -482,8 +483,9 @@ impl BoundPart {
     }
 
     /// Enqueues this rank's operations of one step. They start after all earlier work in `stream` and after the last step. Later work in
-    /// the stream starts after them. If the step is captured, the order of graph launches replaces the order after the last step. An armed
-    /// step starts at the position in the stream at which it was armed, unless its copies come after the producing kernels.
+    /// the stream starts after them. A captured step does not follow the last step; instead, the graph runs when it is launched. An armed
+    /// step (begun before its data is produced) starts at the position in the stream at which it was armed, unless its copies come after
+    /// the producing kernels.
     pub fn enqueue(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         if is_captured && self.armed.is_some() {
             backend.stream_wait_event(stream, self.fork)?;

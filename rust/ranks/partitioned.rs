@@ -27,8 +27,8 @@ use std::ptr::with_exposed_provenance_mut;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Interval at which the destruction of a plan sets missing ready flags of partitions again. They must be set again because a stream that
-/// starts its wait late resets the flags first.
+/// Interval at which missing ready flags of partitions are set again while a plan is being destroyed. Setting them once is not enough,
+/// because a stream that starts its wait late resets the flags first.
 const RAISED_AGAIN: Duration = Duration::from_millis(5);
 
 /// Addresses and layout of one partitioned transfer, for the kernels that produce or receive its data.
@@ -65,7 +65,7 @@ struct ArmedState {
 }
 
 /// Words in the memory of one GPU that producing kernels read ([`Trigger::step`]). Host memory contains the values of these words for each
-/// [`PartitionMove`] (method of moving partitions). One of them is copied to the GPU in each step.
+/// [`PartitionMove`] (method of moving partitions). Each step copies the values for its method to the GPU.
 struct StepWords {
     transfer: u32,
     device: DeviceId,

@@ -37,8 +37,8 @@ pub(super) struct OwnRequest<'a> {
 
 impl NodeGroup {
     /// Plans the transfers of all ranks together and returns the plan. Each rank passes its own windows (memory that the plan may use) and
-    /// transfers. At least one end of each transfer is in a window of the rank that passes it. All ranks call this function together. A
-    /// failure on one rank fails the call on all ranks.
+    /// transfers. The source or the destination of each transfer, or both, must be in a window of the rank that passes the transfer. All
+    /// ranks call this function together. A failure on one rank fails the call on all ranks.
     pub fn plan(self: &Arc<NodeGroup>, windows: &[Window], transfers: &[NodeTransfer], options: &PlanOptions) -> Result<NodePlan, Error> {
         self.plan_partitioned(windows, transfers, None, options)
     }

@@ -282,7 +282,7 @@ fn let_in(listener: &Socket) -> Result<Option<Newcomer>, String> {
 }
 
 impl Newcomer {
-    /// Reads the part of the first message that has arrived. Returns false if the connection was closed.
+    /// Reads as much of the connection's first message as has arrived. Returns false if the connection was closed.
     fn listen(&mut self) -> bool {
         match rustix::net::recv(&self.socket, &mut self.said[self.bytes..], RecvFlags::DONTWAIT) {
             Ok((0, _)) => false,

@@ -82,7 +82,8 @@ impl RankParts {
         Ok((choice.variant, choice.measure))
     }
 
-    /// Calls `enqueue` to enqueue a step, or the first half of a partitioned step. The enqueued work follows the last step.
+    /// Calls `enqueue`, which enqueues a step, or only begins it if the transfers move in partitions. The enqueued work starts after the
+    /// plan's last step, even if that step used another plan variant.
     fn begin(
         &mut self,
         (variant, measure): (usize, bool),
@@ -207,7 +208,7 @@ impl NodePlan {
         begun.inspect_err(|_| words.disarm())
     }
 
-    /// Calls `enqueue` to enqueue a step, or the first half of a partitioned step, after all checks of the step.
+    /// Checks that a step may begin. Then calls `enqueue`, which enqueues the step, or only begins it if the transfers move in partitions.
     fn begin(
         &self,
         stream: StreamHandle,
@@ -262,7 +263,8 @@ impl NodePlan {
         Err(Error::NodeArgument { argument: c"plan", reason })
     }
 
-    /// Locks and returns this rank's operations in all plan variants. Fails if the ranks are out of step.
+    /// Locks and returns this rank's operations in all plan variants. Fails if an earlier step could not be enqueued completely, because
+    /// the ranks have then executed different numbers of steps.
     fn unbroken(&self) -> Result<MutexGuard<'_, RankParts>, Error> {
         let parts = lock(&self.parts);
         if self.is_broken.load(Ordering::Acquire) {

@@ -1,4 +1,4 @@
-//! Queries the attributes of memory that the driver reports for an address. They do not depend on the library that allocated the memory.
+//! Queries the attributes of memory that the driver reports for an address. The attributes are available for memory of any library.
 
 use super::driver::code;
 use super::gpus::Gpus;

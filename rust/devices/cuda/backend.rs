@@ -17,8 +17,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// CUDA backend. Its resources live until the backend and the last completion are dropped. Then it waits for all work of the GPUs in use
-/// and destroys the objects that it created. The primary contexts stay for the rest of the process.
+/// CUDA backend. Its resources live until the backend and the last completion are dropped. The last drop waits for all work of the GPUs in
+/// use, and destroys the objects that the backend created. The primary contexts stay for the rest of the process.
 pub struct CudaBackend(pub(super) Arc<Core>);
 
 impl Drop for CudaBackend {

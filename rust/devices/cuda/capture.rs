@@ -2,9 +2,9 @@
 //!
 //! Objects that a captured graph uses must live as long as the graph can be launched. They are therefore attached to the graph as a user
 //! object. The driver calls the destructor of the user object when the graph and all its clones and instances have been destroyed. The
-//! destructor runs on a thread that must not call the driver. It therefore does not free staging memory but stores it ([`Spare`]). The next
-//! capture that needs a block of this size reuses the block. Otherwise, the next call that frees memory frees it, in whichever context of
-//! the process.
+//! destructor runs on a thread that must not call the driver. The destructor therefore does not free staging memory but stores the blocks
+//! ([`Spare`]). The next capture that needs a block of the same size reuses a stored block. The next call that frees memory, in any context
+//! of the process, frees the blocks that are still stored.
 
 use super::driver::{CUgraph, CUstream, Driver, call_optional, lock};
 use super::gpus::Gpus;

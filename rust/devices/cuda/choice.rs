@@ -1,11 +1,12 @@
-//! Chooses the executable graph that is launched next. No function here calls the driver, so each decision is tested without a GPU.
+//! Chooses the executable graph of a program (list of copy operations) that is launched next. No function here calls the driver, so each
+//! decision is tested without a GPU.
 
 use smallvec::SmallVec;
 
-/// Maximum number of executable graphs of one program.
+/// Maximum number of executable graphs of one program (list of copy operations).
 pub(super) const MOST_EXECS: usize = 8;
-/// Number of address changes (re-pointings) of a program's executable graphs after which one more graph is instantiated. At this number,
-/// the changes have cost more than an instantiation, for example because the program alternates between two sets of buffers.
+/// Number of address changes (re-pointings) after which one more executable graph is instantiated for a program (list of copy operations).
+/// So many changes cost more than an instantiation. They occur for example if the caller alternates between two sets of buffers.
 const REPOINTS_FOR_ONE_EXEC: u32 = 16;
 
 /// Properties of an executable graph that affect the choice of the graph to launch.
@@ -23,8 +24,8 @@ pub(super) enum Choice {
     Launch(usize),
     Repoint(usize),
     Instantiate,
-    /// All executable graphs are in use. The graph with this index is launched after its last launch, and its addresses are changed first
-    /// if they differ.
+    /// All executable graphs are in use. The graph with this index is launched again once its last launch has finished. Its addresses are
+    /// changed first if they differ from those of the execution.
     Wait(usize),
 }
 

@@ -106,7 +106,7 @@ impl Chunk {
         descriptor_of(driver, self.memory)
     }
 
-    /// Unmaps and frees the memory. The caller guarantees that all work which uses it has finished.
+    /// Unmaps and frees the memory. The caller guarantees that all work that uses the memory has finished.
     pub fn unmap(self, gpus: &Gpus) -> Result<(), BackendError> {
         if gpus.has_lost() {
             return Ok(());

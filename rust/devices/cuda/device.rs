@@ -12,7 +12,8 @@ use std::ffi::c_uint;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Size in bytes of an allocation that is made only to be freed, because freeing GPU memory waits for all work of the GPU.
+/// Size in bytes of the memory that [`Primary::drain`] allocates and frees in order to wait: freeing GPU memory waits for all work of the
+/// GPU.
 const DRAINED_BYTES: usize = 256;
 
 /// Maximum number of internal streams (lanes) of one GPU. If all of these are busy, an execution reuses a busy one instead of creating
@@ -55,9 +56,9 @@ pub(super) struct Device {
 }
 
 /// Bit mask of the GPUs whose primary contexts this process keeps until it ends, like the CUDA runtime does. Otherwise, the driver would
-/// destroy a primary context with its last user and create a new one for the next user. Few programs cause this, and the driver does not
-/// handle it reliably. When the GPU tests caused it continually, `cuGraphLaunch` crashed in two of about fifty runs, directly or as a side
-/// effect (driver 580.159.04, docs/guide/gpus.md).
+/// destroy a primary context with its last user and create a new one for the next user. Few applications cause contexts to be destroyed and
+/// created again, and the driver does not handle this reliably. When the GPU tests did so continually, `cuGraphLaunch` crashed in two of
+/// about fifty runs, directly or as a side effect (driver 580.159.04, docs/guide/gpus.md).
 static KEPT: AtomicU64 = AtomicU64::new(0);
 
 /// Primary context of a GPU, which the CUDA runtime and every library on top of it use.
@@ -382,8 +383,8 @@ impl Primary {
         unsafe { (self.driver.cuStreamQuery)(handle(stream)) != code::NOT_READY }
     }
 
-    /// Returns an internal stream (lane) to the pool. The stream `caller` already waits for the internal stream's work, which need not have
-    /// finished. `captured` is true if the internal stream has become part of a stream capture.
+    /// Returns an internal stream (lane) to the pool. The stream `caller` already waits for the work in the internal stream, so this work
+    /// need not have finished. `captured` is true if the internal stream has become part of a stream capture.
     pub fn give_lane_back(&self, stream: usize, caller: Caller, captured: bool) {
         let mut lanes = lock(&self.lanes);
         let lane = Idle { stream, after: caller };

@@ -1,5 +1,5 @@
-//! Collects facts for `mpgpu doctor` from the driver, from NVML and by tests on the GPUs. The facts are attributes, and results of trying
-//! features for which an attribute alone is not reliable. Other code draws the conclusions.
+//! Collects facts for `mpgpu doctor`, the command that checks a machine. The facts are attributes that the driver and NVML report, and
+//! results of tests on the GPUs. A feature is tested if its attribute alone is not reliable. Other code draws the conclusions.
 
 use super::backend::CudaBackend;
 use super::discover::uuid_text;

@@ -1,4 +1,4 @@
-//! Builds executable graphs from programs, and changes the addresses in their nodes.
+//! Builds executable graphs from programs (lists of copy operations), and changes the addresses in the nodes of these graphs.
 
 use super::choice::Seen;
 use super::completion::Finished;
@@ -10,16 +10,16 @@ use crate::plan::Program;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Executable graphs of one program. Other code locks the pool while it chooses and changes a graph, but not while it launches one. The
-/// fields that a launch in a time loop reads come first, so that they occupy only two or three cache lines. Before each launch, they are
-/// usually not in the first-level cache.
+/// Executable graphs of one program (list of copy operations). Other code locks the pool while it chooses and changes a graph, but not
+/// while it launches one. The fields that a launch in a time loop reads come first, so that they occupy only two or three cache lines.
+/// Before each launch, they are usually not in the first-level cache.
 #[repr(C)]
 pub(super) struct Pool {
     /// True if this pool was removed from the table of all programs. It then contains no executable graphs.
     pub is_evicted: bool,
     /// True if the driver failed to build the program's graph. The failure was logged, and the program runs on streams instead.
     pub refused: bool,
-    /// Number of times that the addresses of a graph were changed since the last graph was instantiated.
+    /// Number of times that the addresses of any graph in this pool were changed since the last graph was instantiated.
     pub repoints: u32,
     /// Number of the program's last launch. Launches of all programs are numbered consecutively, so the smallest number denotes the least
     /// recently launched program.
@@ -35,7 +35,7 @@ impl Pool {
     }
 }
 
-/// Executable graph of a program, with the memory addresses that its nodes currently have.
+/// Executable graph of a program (list of copy operations), with the memory addresses that the graph's nodes currently have.
 #[repr(C)]
 pub(super) struct Exec {
     pub endpoints: Arc<[Endpoints]>,
@@ -167,7 +167,7 @@ impl Exec {
         Arc::ptr_eq(&self.endpoints, execution.endpoints) && Arc::ptr_eq(&self.rings, execution.rings)
     }
 
-    /// True if an address in the executable graph equals the address of `execution` at the same position, but belonged to another
+    /// True if an address in the executable graph equals the address of `execution` at the same position, but was stored for another
     /// allocation, which has been freed since. `memory` contains the identifiers of the execution's allocations.
     pub fn has_address_of_other(&self, execution: &Execution<'_>, memory: &[u64]) -> bool {
         let before = self.endpoints.iter().flat_map(|ends| [ends.dst, ends.src]).zip(&*self.memory);

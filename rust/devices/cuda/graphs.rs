@@ -1,4 +1,4 @@
-//! Stores the executable graphs of all programs, and evicts some of them when there are too many.
+//! Stores the executable graphs of all programs (lists of copy operations), and evicts some of the graphs when there are too many.
 
 use super::driver::lock;
 use super::exec::{Exec, Pool};
@@ -11,10 +11,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Executable graphs of all programs of a backend.
+/// Executable graphs of all programs (lists of copy operations) of a backend.
 pub(super) struct Graphs {
-    /// Maximum number of programs whose executable graphs are kept. It may be exceeded, because programs that are being launched are not
-    /// evicted.
+    /// Maximum number of programs (lists of copy operations) whose executable graphs are kept. It may be exceeded, because the graphs of
+    /// programs that are being launched are not evicted.
     pub most_programs: AtomicUsize,
     pub launches: AtomicU64,
     pub misses: AtomicU64,

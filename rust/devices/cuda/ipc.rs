@@ -26,7 +26,8 @@ pub(super) struct Opened {
     /// returned. An address is `None` if the driver refused to open the memory, for example because the exporter has freed it. Callers that
     /// use the memory through this GPU then get an error.
     pub through: SmallVec<[(usize, Option<u64>); 2]>,
-    /// True if the program itself opened the memory through the first GPU. The program then also closes that mapping.
+    /// True if the application itself, and not this library, opened the memory through the first GPU in `through`. The application then
+    /// also closes that mapping.
     pub is_adopted: bool,
 }
 
@@ -55,7 +56,7 @@ fn opened_by_another(gpu: usize, error: &BackendError) -> BackendError {
     ))
 }
 
-/// Closes all mappings of an allocation. The caller guarantees that all work which uses them has finished.
+/// Closes all mappings of an allocation. The caller guarantees that all work that uses these mappings has finished.
 pub(super) fn close(gpus: &Gpus, opened: &Opened) -> Result<(), BackendError> {
     let mut result = Ok(());
     for (gpu, base) in opened.through.iter().skip(usize::from(opened.is_adopted)).filter_map(|&(gpu, base)| Some((gpu, base?))) {

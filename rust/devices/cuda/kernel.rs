@@ -40,7 +40,7 @@ struct SegmentList<const N: usize, const M: usize> {
 type Many = SegmentList<SEGMENTS_PER_LAUNCH, { SEGMENTS_PER_LAUNCH + 1 }>;
 type Few = SegmentList<FEW_SEGMENTS, { FEW_SEGMENTS + 1 }>;
 
-/// Every GPU architecture supports kernel arguments of at most 4096 bytes.
+/// Check of the sizes of the copy kernel's argument types. Every GPU architecture supports kernel arguments of up to 4096 bytes.
 const _: () = assert!(size_of::<Many>() == 3856 && size_of::<Many>() <= 4096 && size_of::<Few>() == 1040);
 
 impl<const N: usize, const M: usize> SegmentList<N, M> {
@@ -165,7 +165,7 @@ pub(super) struct Kernel {
     most_blocks: AtomicU32,
 }
 
-/// Position of host memory in a plan: none, only as source, or as destination. Host memory limits the number of blocks of a kernel launch.
+/// Use of host memory in a plan: none, only as source, or as destination. If a plan uses host memory, kernel launches have fewer blocks.
 /// More blocks would not increase the rate of the PCIe link, but they slow down concurrent copy engines, most of all if the blocks write to
 /// host memory (see `core::plan::mechanism`).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -261,12 +261,13 @@ impl Kernel {
         self.most_blocks.store(blocks.max(1), Ordering::Relaxed);
     }
 
-    /// Returns the copy kernel with the limits for a plan whose host memory is at the positions `host`.
+    /// Returns the copy kernel with the limits for a plan that uses host memory as `host` states.
     pub fn copier(&self, host: HostEnds) -> Copier<'_> {
         Copier { kernel: self, host }
     }
 
-    /// Enqueues a wait for all of the signals in `stream`. The stream must belong to the kernel's context, which must be current.
+    /// Enqueues in `stream` a wait for all signals in the list `signals`. The stream must belong to the kernel's context, which must be
+    /// current.
     ///
     /// # Safety
     ///
@@ -290,8 +291,8 @@ impl Kernel {
         self.most_blocks.load(Ordering::Relaxed)
     }
 
-    /// Enqueues a kernel that executes at most [`MOST_ACTIONS`] actions in `stream`. The stream must belong to the kernel's context, which
-    /// must be current.
+    /// Enqueues in `stream` a kernel that executes the list `actions`, which contains at most [`MOST_ACTIONS`] actions. The stream must
+    /// belong to the kernel's context, which must be current.
     ///
     /// # Safety
     ///
@@ -374,8 +375,8 @@ impl Copier<'_> {
         (blocks > 0).then(|| make(&launch))
     }
 
-    /// Enqueues one launch that copies all of the segments in `stream`. The stream must belong to the kernel's context, which must be
-    /// current.
+    /// Enqueues in `stream` one launch that copies all segments of the list `segments`. The stream must belong to the kernel's context,
+    /// which must be current.
     ///
     /// # Safety
     ///

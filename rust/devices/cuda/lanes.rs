@@ -1,5 +1,6 @@
-//! Decides which stream runs each lane (sequence of operations) of a program, in which order the operations are enqueued, and which events
-//! order the streams. No function here calls the driver, so each decision is tested without a GPU.
+//! Decides how a program (list of copy operations) runs on streams: which stream runs each lane (sequence of operations), in which order
+//! the operations are enqueued, and which events order the streams. No function here calls the driver, so each decision is tested without a
+//! GPU.
 //!
 //! An event that one GPU records and another GPU waits for takes 2.2 us one way (hardware readings). Each call that records an event or
 //! makes a stream wait for one takes the calling thread about a microsecond. A lane therefore runs on the caller's GPU if the program
@@ -52,7 +53,7 @@ pub(super) fn move_lane(placed: &mut [Placement], lane: usize, gpu: usize, calle
 /// Order in which the operations of a program are enqueued, with the waits between the streams of its lanes (sequences of operations).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct LaneSchedule {
-    /// Indices of the operations, in the order in which they are enqueued.
+    /// Indices of the program's operations, in the order in which they are enqueued.
     pub order: SmallVec<[u32; 32]>,
     /// One boolean for each lane (sequence of operations). It is true if the lane's stream must wait for the caller's stream before the
     /// lane's first operation.
@@ -60,7 +61,7 @@ pub(super) struct LaneSchedule {
     /// One entry for each lane (sequence of operations): the index of the lane's last operation, if the caller's stream must wait for this
     /// operation. `None` if no wait is needed.
     pub joins: SmallVec<[Option<u32>; 8]>,
-    /// One boolean for each operation. It is true if an operation in another stream waits for this operation.
+    /// One boolean for each operation of the program. It is true if an operation in another stream waits for this operation.
     pub awaited: SmallVec<[bool; 32]>,
 }
 

@@ -11,20 +11,21 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Size in bytes from which host memory is distributed over the NUMA nodes. From this size on, host memory that is not shared also uses
-/// huge pages. Memory files use none, because few systems offer huge pages for them. Smaller buffers need neither. They are copied over one
-/// PCIe link, which the memory of one NUMA node can saturate (plans use several links from 4 MiB on, docs/results.md), and they contain at
-/// most one huge page.
+/// Host memory of at least this many bytes is distributed over the NUMA nodes, and uses huge pages unless it is shared. Shared host memory
+/// consists of memory files, for which few systems offer huge pages. Smaller buffers are not distributed. They are copied over one PCIe
+/// link, which the memory of one NUMA node can saturate (plans use several links only for transfers of at least 4 MiB, docs/results.md).
+/// Smaller buffers also use no huge pages, because they would contain at most one.
 pub(super) const SPREAD_FROM: usize = 4 << 20;
 
-/// Unit in bytes to which the size of device memory is rounded up, so that other processes can access the memory as fast as local memory.
-/// Measured with copies of 1 GiB to memory of CUDA IPC (two H200, driver 580): if the allocation has 1 GiB and 256 bytes, every fourth copy
-/// takes 2870 us and the others take 2715 us. If the allocation has 1 GiB, or 1 GiB and 64 KiB, 1 MiB, 2 MiB or 64 MiB, all copies take
-/// 2710 us. Presumably the driver maps the memory in pages of 64 KiB if possible, and otherwise in smaller pages.
+/// Number of bytes to whose multiples the size of device memory is rounded up. Other processes can then access the memory as fast as local
+/// memory. Measured with copies of 1 GiB to memory of CUDA IPC (two H200, driver 580): if the allocation has 1 GiB and 256 bytes, every
+/// fourth copy takes 2870 us and the others take 2715 us. If the allocation has 1 GiB, or 1 GiB and 64 KiB, 1 MiB, 2 MiB or 64 MiB, all
+/// copies take 2710 us. Presumably the driver maps the memory in pages of 64 KiB if possible, and otherwise in smaller pages.
 pub(super) const SHARED_PAGE: u64 = 64 << 10;
 
-/// Size in bytes from which the size of device memory is rounded up to a multiple of [`SHARED_PAGE`]. This wastes no memory, because the
-/// driver allocates device memory of this size in pages of 2 MiB. Below this size, several allocations share one such page.
+/// Minimum size in bytes of device memory whose size is rounded up to a multiple of [`SHARED_PAGE`]. Rounding wastes no memory, because the
+/// driver allocates device memory of this size in pages of 2 MiB. Smaller allocations are not rounded, because several of them share one
+/// such page.
 pub(super) const PAGED_FROM: u64 = 1 << 20;
 
 /// Flag of `cuMemHostAlloc` and `cuMemHostRegister` by which all GPUs of the process can access the memory directly. Without it, only the

@@ -83,7 +83,7 @@ pub(super) struct ImportedBuffer {
     address: u64,
     /// Size in bytes of the mapped memory.
     bytes: u64,
-    /// Time of the last use, measured as the number of uses of all imported allocations before it.
+    /// Logical time of the last use: the number of uses of all imported allocations before this use.
     used: AtomicU64,
 }
 

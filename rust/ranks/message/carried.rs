@@ -74,8 +74,8 @@ impl Carried {
         self.memory.get(slot as usize).into_iter().for_each(|memory| memory.is_moving.store(true, Ordering::Relaxed));
     }
 
-    /// True if this rank has begun to make the copy of the operation in slot `slot`. If the rank that would have requested the copy has
-    /// died before, no rank makes it.
+    /// True if this rank has begun to make the copy of the operation in slot `slot`. If the result is false and the process of the other
+    /// rank has ended, no rank makes the copy.
     pub fn is_moving(&self, slot: u32) -> bool {
         self.memory.get(slot as usize).is_some_and(|memory| memory.is_moving.load(Ordering::Relaxed))
     }

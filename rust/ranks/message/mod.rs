@@ -125,8 +125,8 @@ pub struct Messenger {
     slots: [Mutex<SlotPool>; 2],
     live: Mutex<Vec<Weak<Operation>>>,
     lanes: Mutex<Vec<MessageLane>>,
-    /// True if a stream may be polled more than once. Repeated polls are worth the time only if the last small operation was ready at its
-    /// last poll.
+    /// True if the last small operation was ready after the CPU had polled for it. Only then does the CPU poll repeatedly for the next
+    /// small operation, because such polls are likely to succeed.
     looks_again: AtomicBool,
     buffers: Buffers,
     carried: Carried,
@@ -348,8 +348,8 @@ impl Messenger {
         (0..self.capacity.slots()).for_each(|slot| self.conclude_gone(slot, rank));
     }
 
-    /// Ends the newly posted operation in slot `slot` if its peer, rank `rank`, has ended or has destroyed its messenger. If this check
-    /// misses the end of the peer, the thread that detects it finds the operation.
+    /// Ends the newly posted operation in slot `slot` if its peer, rank `rank`, has ended or has destroyed its messenger. If the peer ends
+    /// only after this check, the thread that detects this ends the operation.
     fn check_gone(&self, slot: u32, rank: u32) {
         fence(Ordering::SeqCst);
         if self.is_known_gone(rank) {
@@ -444,8 +444,8 @@ impl Messenger {
     }
 
     /// Waits until the time `until` for matched operations and buffered messages. Then releases the streams of this rank that wait for
-    /// them, because the awaited work may be queued behind that wait. Then waits for at most `grace` longer. Memory that streams still use
-    /// after that stays allocated until the context is destroyed.
+    /// unfinished operations. This may let these operations finish, because their own work may be queued behind such a wait. Then waits for
+    /// at most `grace` longer. Memory that streams still use after that stays allocated until the context is destroyed.
     fn finish(&self, until: Instant, grace: Duration) -> Result<(), Error> {
         // A second caller returns only when the first has finished, because the context may close after that.
         let mut is_destroyed = lock(&self.destroyed);

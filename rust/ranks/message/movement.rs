@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Maximum size in bytes of a message that is copied in the caller's stream instead of an internal stream. Such a copy delays the stream no
-/// longer than an event that would join an internal stream: about 2 us between two H200.
+/// Maximum size in bytes of a message that is copied in the caller's stream instead of an internal stream. Such a copy delays the caller's
+/// stream no longer than an event would that joins an internal stream to the caller's stream: by about 2 us (two H200).
 const SMALL_BYTES: u64 = 1 << 20;
 
 /// Maximum time for which the CPU polls whether the other rank is ready for a small message. If both ranks post at the same time, the other
@@ -229,8 +229,8 @@ impl Messenger {
     }
 
     /// Ends both operations of a matched pair after all work enqueued in the stream so far. The stream sets the other rank's flag first,
-    /// because each further flag takes 1.5 us on an H200. The other rank has then already posted its next operation when this rank, whose
-    /// stream is still busy, posts its next one.
+    /// because each further flag takes 1.5 us on an H200. The other rank can then post its next operation sooner than this rank, whose
+    /// stream is still busy.
     pub(super) fn end_in_order(&self, kept: &mut Kept, own: &MessageSlot, other: &MessageSlot, stream: StreamHandle) -> Result<(), Error> {
         let raised = self.node.context.backend().stream_raise_signals(stream, &[other, own].map(|slot| raise(&slot.moved)));
         Ok(raised.inspect_err(|_| {

@@ -119,7 +119,7 @@ impl OperationOutcome {
     }
 }
 
-/// True if the machine has so many cores that a polling thread does not delay other threads.
+/// True if this process may use more than one core, so that a polling thread does not stop all other threads.
 fn has_cores() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
     *HAS.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1))
@@ -149,8 +149,8 @@ impl Operation {
         self.settle()
     }
 
-    /// Polls the operation's flags until one of them is set, for at most about a microsecond. If other threads want the core, this takes
-    /// less time than a yield.
+    /// Polls the operation's flags until one of them is set, for at most about a microsecond. Callers poll before they yield the core,
+    /// because a yield takes longer than this if other threads want the core.
     fn watch(&self) {
         const LOOKS: u32 = 32;
         if !has_cores() || self.outcome.get().is_some() {
@@ -167,7 +167,8 @@ impl Operation {
         }
     }
 
-    /// Returns the outcome of the operation, or `None` if it has not ended. The caller must have the messenger open.
+    /// Returns the outcome of the operation, or `None` if it has not ended. The caller must hold a guard from `Messenger::enter`, which
+    /// keeps the mailboxes mapped.
     pub(super) fn settle(&self) -> Option<&OperationOutcome> {
         let mut kept = lock(&self.kept);
         let Some(held) = &*kept else { return self.outcome.get() };

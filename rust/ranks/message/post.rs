@@ -339,7 +339,8 @@ impl Messenger {
         refused.map_or(Ok(()), |reason| Err(Error::NodeArgument { argument: c"rank", reason }))
     }
 
-    /// Calls `work`, which posts an operation, while the messenger is open. Returns an error if `stream` is being captured.
+    /// Calls `work`, which posts an operation, and keeps the mailboxes of all ranks mapped during the call. Returns an error if the
+    /// messenger was destroyed, or if `stream` is being captured.
     fn post<T>(&self, stream: StreamHandle, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         let open = self.enter()?;
         if self.is_ending.load(Ordering::SeqCst) {
