@@ -54,13 +54,14 @@
 /// Device number with which the library itself finds the device that owns the address. Accepted in transfers.
 ///
 /// An address that the library does not know counts as pageable host memory. This includes the address of freed memory.
-/// If a transfer states the device instead, the library detects that error.
+/// If a transfer states the number of a GPU instead, the library rejects an address that is not in memory of that GPU.
 #define MP_DEVICE_AUTO 0x7ffffffe
 
 /// Stream: a queue whose work runs in order. The type is the same as `cudaStream_t`. NULL is the default stream.
 typedef struct CUstream_st *mp_stream_t;
 
-/// Event: a point in a stream for which other streams can wait. The type is the same as `cudaEvent_t`.
+/// Event: a point in a stream for which other streams can wait. The C type is that of `cudaEvent_t`, and functions of
+/// this library that take an event also accept a `cudaEvent_t`.
 typedef struct CUevent_st *mp_event_t;
 
 /// Context: the library's state for one process: backend, topology, plan cache, streams and memory. The handle is a
@@ -83,16 +84,17 @@ typedef struct mp_messenger_s *mp_messenger_t;
 /// every constant of MPI.
 #define MP_ANY_RANK (-2147483647)
 
-/// Rank number that represents rank 0 of a communicator if that rank is on another node. `MP_RANK_ELSEWHERE` returns the
-/// numbers for all ranks.
+/// Rank number that represents rank 0 of an MPI communicator if that rank is on another node. `MP_RANK_ELSEWHERE(rank)`
+/// is the number that represents any other rank.
 #define MP_FIRST_ELSEWHERE (-1073741824)
 
-/// Rank number that represents rank `rank` of a communicator if that rank is on another node. Every function that takes
-/// a rank of the node rejects it, with an error text such as "rank 5 is on another node".
+/// Rank number that represents rank `rank` of an MPI communicator if that rank is on another node. Every function that
+/// takes a rank of the node rejects this number, with an error text such as "rank 5 is on another node".
 #define MP_RANK_ELSEWHERE(rank) (MP_FIRST_ELSEWHERE - (rank))
 
-/// Value of `mp_node_end_t::window` for memory whose position only the other rank knows. `offset` then holds a tag. The
-/// other rank passes a descriptor of the same transfer with the same tag, which gives the position.
+/// Value of `mp_node_end_t::window` for memory of the other rank if the calling rank does not know its position.
+/// `mp_node_end_t::offset` then holds a tag. The other rank passes a descriptor of the same transfer with the same tag,
+/// and this descriptor states the position.
 #define MP_BY_TAG 0xFFFFFFFF
 
 /// Request: an execution of a plan, a send, a receive or a fetch that the program can wait for. The handle is a number,
@@ -205,34 +207,37 @@ typedef enum {
 
 /// Method by which streams wait for signals.
 typedef enum {
-    /// Method named by `MPGPU_SIGNAL_WAIT`. If the variable is not set, streams wait by stream operations.
+    /// Method that the environment variable `MPGPU_SIGNAL_WAIT` selects. If it is not set, streams wait by stream
+    /// operations.
     ///
-    /// Exception: executions of a plan of `mp_node_plan` that move few bytes between ranks with one GPU each wait in
-    /// one kernel per rank. After a rank was late, some of them wait by stream operations, too. See
+    /// Exception: in a plan of `mp_node_plan` that moves little data between ranks with one GPU each, one kernel per
+    /// rank waits. After a rank was late, some executions of such a plan wait by stream operations. See
     /// docs/reference/waiting.md.
     MP_SIGNAL_WAIT_DEFAULT = 0,
     /// Stream memory operation (`cuStreamWaitValue64` on CUDA). It occupies no multiprocessor.
     MP_SIGNAL_WAIT_OPERATION = 1,
-    /// Kernel of one warp that polls the counter. It reacts about 4 us sooner than a stream operation, but occupies the
-    /// GPU while it waits. docs/reference/waiting.md lists the conditions. The host backend ignores this value.
+    /// Kernel of one warp that polls the signal's counter. It reacts about 4 us sooner than a stream operation, but
+    /// occupies part of a multiprocessor while it waits. docs/reference/waiting.md lists the cases in which this method
+    /// must not be used. The host backend ignores this value.
     MP_SIGNAL_WAIT_KERNEL = 2,
 } mp_signal_wait_t;
 
 /// Agent: the hardware that performs the copies of partitions, for example copy engines or a kernel. A partition is
 /// copied as soon as its producer (the kernel that computes it) has marked it ready.
 typedef enum {
-    /// The library chooses what performs the copies. It uses copy engines, with the number of partitions that
-    /// `mp_node_tune_partitions` found best for such transfers. Without such a result in rank 0's tuning file, the
-    /// performance model chooses the number.
+    /// The library chooses how the partitions are copied. By default it uses copy engines, with the number of
+    /// partitions that `mp_node_tune_partitions` found best for similar transfers. If rank 0's tuning file has no such
+    /// result, the performance model chooses the number.
     ///
-    /// If `arrivals` is off, executions measure several methods and use the fastest: copy each partition by itself,
-    /// copy several together, or copy all after the producers. If `stores` is on, the producers may also store directly
-    /// at the destination. If `adapt` of the plan's options is off, executions do not measure.
+    /// If `arrivals` is off, executions measure several methods and then use the fastest: copy each partition by
+    /// itself, copy several partitions together, or copy all of them after the producers have finished. If `stores` is
+    /// on, a further method is measured: the producers store directly at the destination. If `adapt` of the plan's
+    /// options is off, executions measure nothing.
     MP_AGENT_AUTO = 0,
     /// Copy engines copy each partition by itself, over all paths of the plan. They occupy no multiprocessor.
     MP_AGENT_COPY_ENGINE = 1,
-    /// The producing kernels perform no separate copy: they store their results directly at the destination address,
-    /// which `mp_trigger_t` gives them.
+    /// No copy is made: the producing kernels store their results directly at the destination, whose address they read
+    /// from `mp_trigger_t::step`.
     MP_AGENT_PRODUCER = 2,
 } mp_agent_t;
 
@@ -304,17 +309,20 @@ typedef struct {
     mp_backend_t backend;
     /// Topology of the machine: name of a built-in preset or path of a topology file, UTF-8. Read during the call only.
     const char *topology;
-    /// Maximum size of the staging buffers on each device, bytes. Host memory that CPU threads use to copy pageable
-    /// memory has a separate limit of the same size.
+    /// Maximum size of the context's staging buffers on each device, bytes. The pinned host buffers through which CPU
+    /// threads copy pageable memory have a separate limit of the same size. 0 selects the default.
     uint64_t staging_bytes;
-    /// Maximum number of plans in the plan cache. Planning a cached request again takes only a look-up.
+    /// Maximum number of plans in the plan cache. Planning a cached request again takes only a look-up. 0 selects the
+    /// default.
     uint64_t cache_plans;
     /// Method by which streams wait for signals.
     mp_signal_wait_t signal_wait;
-    /// Maximum number of CPU threads that copy between pageable and pinned host memory, at most 256. -1 for no threads.
+    /// Maximum number of CPU threads that copy between pageable and pinned host memory, at most 256. 0 selects the
+    /// default. -1 selects no threads; the driver then makes these copies.
     int32_t host_threads;
-    /// Maximum number of plans whose CUDA graphs the context keeps. Plans that differ only in their addresses count
-    /// once. If there are more, the context drops the graphs of the plan that was launched least recently.
+    /// Maximum number of plans whose CUDA graphs the context caches. Plans that differ only in their addresses count
+    /// once. If the limit is exceeded, the context drops the graphs of the plan that was launched least recently. 0
+    /// selects the default.
     uint64_t cache_graphs;
 } mp_context_options_t;
 
@@ -402,30 +410,32 @@ typedef struct {
     size_t size;
     /// Mechanism by which the plan is executed.
     mp_engine_t engine;
-    /// Maximum number of paths over which one transfer is distributed.
+    /// Maximum number of paths over which one transfer is distributed. 0 lets the library choose.
     uint32_t max_paths;
     /// `MP_ON` (the default) if copies between GPUs may use a path through host memory.
     mp_switch_t host_path;
-    /// Chunk size on paths with staging buffers, bytes; at least 4096. The library uses smaller chunks if the staging
-    /// limit requires it.
+    /// Size of the chunks in which data pass through staging buffers, bytes, at least 4096. The library uses smaller
+    /// chunks if the staging limit requires it. 0 lets the library choose.
     uint64_t chunk_bytes;
-    /// Transfer size below which a transfer uses only one path, bytes.
+    /// Minimum size of a transfer that uses several paths, bytes. Smaller transfers use one path. 0 lets the library
+    /// choose.
     uint64_t min_bytes;
-    /// Maximum size of the plan's staging buffers on each device, bytes. Cannot exceed the limit of the context.
+    /// Maximum size of the plan's staging buffers on each device, bytes. It must not exceed the limit of the context,
+    /// which 0 selects.
     uint64_t staging_bytes;
-    /// Bit mask of the GPUs through which the data of other GPUs may be forwarded. Bit `g` represents GPU `g`. In plans
-    /// of `mp_node_plan` bit `g` represents the `g`-th GPU of the node; the GPUs are counted rank by rank, in the order
-    /// in which each rank lists or sees them. `MP_RELAY_NONE` allows no GPU.
+    /// Bit mask of the GPUs through which the data of other devices may be forwarded. Bit `g` represents GPU `g`. In
+    /// plans of `mp_node_plan` the GPUs of the node are counted rank by rank, in the order in which each rank lists or
+    /// sees them. `MP_RELAY_NONE` allows no GPU. 0 allows all GPUs, unless the environment variable states otherwise.
     uint64_t relay_gpus;
     /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. The variants are: all
     /// paths; all paths, but with half as much data on the indirect ones; only direct paths. In plans of `mp_node_plan`
     /// this option affects only `MP_AGENT_AUTO`.
     mp_switch_t adapt;
-    /// Number of chunks on each path through another GPU. Overrides `chunk_bytes`. The library uses more chunks if the
-    /// staging limit requires it.
+    /// Number of chunks into which data are divided on each path through another GPU. Overrides `chunk_bytes`. The
+    /// library uses more chunks if the staging limit requires it. 0 lets the library choose.
     uint32_t relay_chunks;
-    /// Number of chunks on each path through host memory. Overrides `chunk_bytes`. The library uses more chunks if the
-    /// staging limit requires it.
+    /// Number of chunks into which data are divided on each path through host memory. Overrides `chunk_bytes`. The
+    /// library uses more chunks if the staging limit requires it. 0 lets the library choose.
     uint32_t host_chunks;
 } mp_plan_options_t;
 
@@ -435,7 +445,7 @@ typedef struct {
     size_t size;
     /// Predicted time of one execution, seconds.
     double predicted_seconds;
-    /// Predicted time of the same transfers if each used only one path, seconds.
+    /// Predicted time of one execution if each transfer used only one path, seconds.
     double direct_seconds;
     /// Total size of the plan's transfers, bytes. For a plan of `mp_node_plan` it includes the transfers of all ranks.
     uint64_t bytes;
@@ -448,8 +458,8 @@ typedef struct {
     /// Median of the last measured execution times of the plan variant that is in use, seconds. 0 if no execution was
     /// measured. See `mp_plan_options_t::adapt`.
     double measured_seconds;
-    /// Median of the last measured times of executions that used only direct copies, seconds. 0 if no such execution
-    /// was measured.
+    /// Median of the last measured execution times of the plan variant that uses only direct copies, seconds. 0 if no
+    /// such execution was measured.
     double measured_direct_seconds;
 } mp_plan_info_t;
 
@@ -495,12 +505,14 @@ typedef void (*mp_request_function_t)(void *user, mp_status_t status);
 typedef struct {
     /// Size of this struct, bytes. `MP_PROBE_OPTIONS_INIT` sets it.
     size_t size;
-    /// Path of the file for the result, UTF-8. Read during the call only. NULL selects a file in the user's cache
-    /// directory. Contexts on the same GPUs find that file and the tuning file next to it.
+    /// Path of the topology file to which the probe (measurement of the machine) writes its result, UTF-8. Read during
+    /// the call only. NULL selects a file in the user's cache directory, which contexts on the same GPUs find together
+    /// with the tuning file next to it.
     const char *file;
-    /// `MP_ON` (the default) if the result is written to a file.
+    /// `MP_ON` (the default) if the topology file that the probe produces is stored on disk. If `MP_OFF`, only
+    /// `mp_context_probed` returns it.
     mp_switch_t keep;
-    /// `MP_ON` for fewer and shorter measurements without tuning. Off by default.
+    /// `MP_ON` if the probe makes fewer and shorter measurements and tunes nothing. Off by default.
     mp_switch_t quick;
 } mp_probe_options_t;
 
@@ -581,46 +593,49 @@ typedef struct {
 typedef struct {
     /// Size of this struct, bytes. `MP_PARTITION_OPTIONS_INIT` sets it.
     size_t size;
-    /// Number of partitions of each transfer, at most 4096. 0 lets the library choose. To use partitions of different
-    /// sizes, pass several transfers.
+    /// Number of equal partitions into which each transfer is divided, at most 4096. 0 lets the library choose the
+    /// number. For partitions of different sizes, divide the data into several transfers.
     uint32_t count;
     /// Agent (hardware) that performs the copies, for example copy engines. See `mp_agent_t`.
     mp_agent_t agent;
     /// `MP_ON` (the default) if receivers are notified when each partition arrives. With copy engines a notification
     /// takes about 2 us per partition. With `MP_AGENT_PRODUCER` receivers are always notified.
     mp_switch_t arrivals;
-    /// `MP_ON` if `MP_AGENT_AUTO` may choose that the producers store directly at the destination. Off by default.
-    /// Ignored if a kernel cannot access the destination, or if `arrivals` is on.
+    /// `MP_ON` allows `MP_AGENT_AUTO` to have the producing kernels store their results directly at the destination, so
+    /// that no copy is needed. Off by default. Ignored if a kernel cannot access the destination, or if `arrivals` is
+    /// on.
     ///
-    /// Requirements: the producers are kernels that write to the address from `mp_trigger_t::step`; nothing reads the
-    /// sent bytes at the source; and the stream of `mp_execute` is ordered after the producers.
+    /// Requirements: the producing kernels write to the address from `mp_trigger_t::step`, nothing reads the sent data
+    /// at the source, and the stream passed to `mp_execute` is ordered after the producing kernels.
     mp_switch_t stores;
 } mp_partition_options_t;
 
-/// Addresses and sizes with which kernels mark the partitions of one transfer ready and detect their arrival. Pass it
-/// to `mpgpu::trigger` of mpgpu/trigger.cuh. Initialise with `MP_TRIGGER_INIT`.
+/// Trigger: addresses and sizes with which kernels mark the partitions of one transfer ready and detect their arrival.
+/// Pass this struct to the constructor of `mpgpu::trigger` (mpgpu/trigger.cuh). Initialise with `MP_TRIGGER_INIT`.
 ///
-/// `counters` is in memory of the source's device. All other addresses are in host memory that GPUs can access. All
-/// addresses are valid until the plan is destroyed.
+/// `step` and `counters` point to memory of the device that owns the source. `ready` and `arrived` point to host memory
+/// that GPUs can access. All addresses are valid until the plan is destroyed.
 typedef struct {
     /// Size of this struct, bytes. `MP_TRIGGER_INIT` sets it.
     size_t size;
-    /// Two words for the producers of the current step (one execution of the plan). They are valid from `mp_plan_arm`
-    /// to the end of the step.
-    /// - Word 0 is the address to which the producers write: in the source, or in the destination if the producers
-    ///   store there directly.
-    /// - Word 1 is 1 if the producers count ready partitions. It is 0 if all bytes are copied after the producers, or
-    ///   if the producers store at the destination and no receiver is notified.
+    /// Address of two 64-bit words for the producing kernels. The library sets them in each step (execution of the
+    /// plan). They are valid for kernels that run after `mp_plan_arm` and before the end of the step.
+    /// - Word 0 is the address to which the producing kernels write: the source of the transfer, or its destination if
+    ///   the kernels store there directly.
+    /// - Word 1 is 1 if the producing kernels must mark partitions ready. It is 0 if all data are copied after the
+    ///   kernels have finished, or if the kernels store at the destination and no receiver is notified.
     ///
     /// NULL on a rank that does not send the transfer.
     const uint64_t *step;
-    /// Array of flags, one per partition. A flag is set to 1 when its partition is ready. NULL on a rank that does not
-    /// send the transfer.
+    /// Array of flags, one per partition. The producing kernels set a flag to 1 when its partition is ready to be
+    /// copied. NULL on a rank that does not send the transfer.
     uint64_t *ready;
-    /// Array of flags, `arrived_flags` per partition in partition order. A partition has arrived when all of its flags
-    /// are 1. NULL on a rank that does not receive the transfer or is not notified.
+    /// Array of flags: `arrived_flags` consecutive flags for each partition, in the order of the partitions. A
+    /// partition has arrived when all of its flags are 1. NULL on a rank that does not receive the transfer, or if
+    /// receivers are not notified.
     const uint64_t *arrived;
-    /// Array of counters, one per partition, that the producers increment. The counters are 0 between steps.
+    /// Array of counters, one per partition, in which the producing kernels count how much of the partition they have
+    /// written. The counters are 0 between steps. NULL on a rank that does not send the transfer.
     uint64_t *counters;
     /// Size of the transfer, bytes.
     uint64_t bytes;
@@ -628,12 +643,12 @@ typedef struct {
     uint64_t partition_bytes;
     /// Number of partitions of the transfer.
     uint32_t partitions;
-    /// Number of arrival flags per partition.
+    /// Number of flags in `arrived` for each partition.
     uint32_t arrived_flags;
 } mp_trigger_t;
 
 /// Callback that enqueues in `stream` the kernels that produce the data of one execution of a plan with partitions.
-/// `triggers` has `count` elements, one for each transfer that this rank passed, in the same order.
+/// `triggers` has `count` elements: the triggers of the transfers that this rank passed, in the same order.
 ///
 /// The callback returns 0 on success and any other number on failure. It may call functions of this library, except
 /// collective ones (those that all ranks call together). It must return: no `longjmp`, no exception.
@@ -644,23 +659,25 @@ typedef int (*mp_produce_t)(void *user, const mp_trigger_t *triggers, size_t cou
 typedef struct {
     /// Size of this struct, bytes. `MP_PARTITION_TUNING_INIT` sets it.
     size_t size;
-    /// Bit mask of the agents (`mp_agent_t`: what performs the copies) to measure, for example `1 <<
-    /// MP_AGENT_COPY_ENGINE`. 0 selects only copy engines.
+    /// Bit mask of the agents (values of `mp_agent_t`) to measure, for example `1 << MP_AGENT_COPY_ENGINE`. 0 selects
+    /// only copy engines.
     ///
-    /// Include `MP_AGENT_PRODUCER` only if the producers write to the address from `mp_trigger_t::step`.
-    /// `MP_AGENT_AUTO` requires that `arrivals` is off. Its measurement starts with 48 untimed executions, in which it
-    /// chooses a method. It considers stores by the producers only if the mask also contains `MP_AGENT_PRODUCER`.
+    /// Include `MP_AGENT_PRODUCER` only if the producers write to the address from `mp_trigger_t::step`. Include
+    /// `MP_AGENT_AUTO` only if `arrivals` is off. The measurement of `MP_AGENT_AUTO` starts with 48 untimed executions,
+    /// in which the library chooses a method. It lets the producers store at the destination only if the mask also
+    /// contains `MP_AGENT_PRODUCER`.
     uint32_t agents;
-    /// Number of times that each candidate is executed and timed, at most 1000. 0 selects 7.
+    /// Number of timed executions of each candidate (combination of an agent and a number of partitions), at most 1000.
+    /// 0 selects 7.
     uint32_t rounds;
     /// `MP_ON` (the default) if receivers are notified when each partition arrives, as in `mp_partition_options_t`.
     mp_switch_t arrivals;
-    /// Number of thread blocks of the producing kernel. The tuning file keeps the results of different numbers apart. 0
-    /// if the program uses only one number.
+    /// Number of thread blocks of the producing kernel. The tuning file stores separate results for each number. Pass 0
+    /// if the program always uses the same number of blocks.
     uint32_t blocks;
-    /// Path of the tuning file to which rank 0 writes all measurements, for `mpgpu tune partitions`. The file is
-    /// created if it does not exist. NULL selects the file that `MPGPU_TUNING_FILE` names. If that variable is not set
-    /// either, the measurements are not stored.
+    /// Path of the tuning file to which rank 0 writes all measurements. The command `mpgpu tune partitions` prints
+    /// them. The file is created if it does not exist. NULL selects the file that the environment variable
+    /// `MPGPU_TUNING_FILE` names. If the variable is not set either, the measurements are not stored.
     const char *file;
 } mp_partition_tuning_t;
 
@@ -668,12 +685,12 @@ typedef struct {
 typedef struct {
     /// Size of this struct, bytes. `MP_MESSENGER_OPTIONS_INIT` sets it.
     size_t size;
-    /// Maximum number of pending operations of one rank: sends and described buffers that are not yet received and,
-    /// counted separately, receives and fetches that have not ended. From 1 to 65,536. Each operation takes 4 KiB of
-    /// shared memory. 0 selects 1,024.
+    /// Maximum number of pending operations of one rank, from 1 to 65,536. Two groups are counted separately, each with
+    /// this limit: sends and described buffers (`mp_message_describe`) that no rank has received or fetched yet, and
+    /// receives and fetches that have not ended. Each operation takes 4 KiB of shared memory. 0 selects 1,024.
     uint32_t operations;
-    /// Maximum number of messages of one rank that may wait for matching receives of one other rank, from 1 to
-    /// 1,048,576. 0 selects 4,096. `operations` is a further limit.
+    /// Maximum number of messages from one rank that wait at one other rank for a matching receive, from 1 to
+    /// 1,048,576. 0 selects 4,096. The limit `operations` also applies.
     uint32_t messages;
 } mp_messenger_options_t;
 
@@ -736,8 +753,8 @@ mp_status_t mp_log_set_callback(mp_log_level_t max_level, mp_log_callback_t call
 /// `mp_context_create` instead, which passes the version of the header with which the program was compiled.
 ///
 /// NULL `options` selects all defaults. The caller owns `*context` and destroys it with `mp_context_destroy`. A process
-/// may create several contexts; they share no state. Threads that the library starts block all POSIX signals except
-/// those of their own faults. May be called from any thread.
+/// may create several contexts; they share no state. Threads that the library starts block all POSIX signals, except
+/// those that report a fault of the thread itself, such as SIGSEGV. May be called from any thread.
 ///
 /// `fork`: in the child, the parent's handles cannot be used. Destroying the parent's contexts, plans and requests does
 /// nothing there, and every other call with them fails with `MP_ERROR_INVALID_HANDLE`. The child may create its own
@@ -760,8 +777,8 @@ mp_status_t mp_context_create_versioned(const mp_context_options_t *options,
 ///
 /// The call first cancels operations that wait for another process or kernel: messages without a match, and executions
 /// whose partitions were not marked ready. They end within 10 seconds. The call still blocks while a stream of the
-/// context waits for a signal, or for a rank that is running but does not execute the step or post the matching
-/// operation.
+/// context waits for a signal. It also blocks while a stream waits for another rank that is running but does not
+/// execute its part of a node plan, or does not post the matching send or receive.
 ///
 /// May be called from any thread, but not from a host function (`mp_stream_launch_host`) or a log callback. Calls that
 /// other threads make with the context during this call fail with `MP_ERROR_INVALID_HANDLE`.
@@ -826,7 +843,8 @@ mp_status_t mp_alloc(mp_context_t context, int32_t device, uint64_t bytes, void 
 /// `device` states.
 ///
 /// GPU memory: sizes are rounded up to multiples of 2 MiB. Other processes can map the memory even if another library,
-/// for example UCX inside MPI, has already opened it. MPI itself copies memory from `mp_alloc` faster.
+/// for example UCX inside MPI, has already opened it. MPI itself is slower with this memory than with memory from
+/// `mp_alloc`.
 ///
 /// Errors: the errors of `mp_alloc`; `MP_ERROR_NOT_SUPPORTED` if the system cannot create the shared memory file or has
 /// no free file descriptor (`ulimit -n`).
@@ -913,9 +931,9 @@ mp_status_t mp_stream_destroy(mp_context_t context, mp_stream_t stream);
 ///
 /// Errors:
 /// - `MP_ERROR_INVALID_HANDLE`.
-/// - `MP_ERROR_PEER_GONE`, once, if a wait was abandoned because a process exited. This is a wait for signals or in a
-///   plan of `mp_node_plan`, in this stream or in a stream for which this stream has waited. See
-///   `mp_stream_wait_signals`.
+/// - `MP_ERROR_PEER_GONE` if a wait was abandoned because a process exited. The wait was made by
+///   `mp_stream_wait_signals` or by a plan of `mp_node_plan`, in this stream or in a stream for which this stream has
+///   waited. Each abandoned wait is reported once. See `mp_stream_wait_signals`.
 /// - Any other error is a failure of work in the stream.
 mp_status_t mp_stream_synchronize(mp_context_t context, mp_stream_t stream);
 
@@ -982,9 +1000,9 @@ mp_status_t mp_event_record(mp_context_t context, mp_event_t event, mp_stream_t 
 ///
 /// Errors:
 /// - `MP_ERROR_INVALID_HANDLE`.
-/// - `MP_ERROR_PEER_GONE` if the recorded work contained an abandoned wait (see `mp_stream_wait_signals`). Each call
-///   returns it, until the event is recorded in a stream that has already reported the error. For a `cudaEvent_t` that
-///   `mp_event_record` recorded, it is returned once.
+/// - `MP_ERROR_PEER_GONE` if the recorded work contained a wait that was abandoned because a process exited (see
+///   `mp_stream_wait_signals`). Each call returns this error, until the event is recorded again in a stream that has
+///   already reported the error. For a `cudaEvent_t` that `mp_event_record` recorded, the error is returned once.
 mp_status_t mp_event_synchronize(mp_context_t context, mp_event_t event);
 
 /// Makes all work that is enqueued in `stream` from now on wait for the work that is recorded in `event` now. Does not
@@ -1155,12 +1173,12 @@ mp_status_t mp_test(mp_request_t *request, int32_t *done, mp_message_info_t *inf
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `request` is NULL.
 mp_status_t mp_request_destroy(mp_request_t *request);
 
-/// Tries to cancel a send or receive that has not matched, or a described buffer that was not fetched. Does not block.
-/// May be called from any thread.
+/// Tries to cancel a send or receive that has not matched, or the offer of a buffer (`mp_message_describe`) that was
+/// not fetched. Does not block. May be called from any thread.
 ///
-/// `*cancelled` receives 1 if the operation was cancelled; the request then ends with `MP_ERROR_CANCELLED`. It receives
-/// 0 if it is too late; the operation then continues. In both cases the caller must still wait for or destroy the
-/// request.
+/// `*cancelled` receives 1 if the operation was cancelled. The request then ends with `MP_ERROR_CANCELLED`.
+/// `*cancelled` receives 0 if the operation can no longer be cancelled. It then continues. In both cases the caller
+/// must still wait for the request or destroy it.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 mp_status_t mp_request_cancel(mp_request_t request, int32_t *cancelled);
@@ -1179,15 +1197,15 @@ mp_status_t mp_stream_wait_request(mp_stream_t stream, mp_request_t request);
 /// Calls `function` once, with `user` and the final status, when the operation of a request has ended. Does not block.
 /// May be called from any thread.
 ///
-/// The function runs on the context's thread `mpgpu-callback`, which starts with the first call of this kind. On that
-/// thread `mp_last_error` returns the error text of the operation. The function may call the library, but delays other
-/// callbacks of the context.
+/// `function` runs on the context's thread `mpgpu-callback`, which the first callback starts. On that thread
+/// `mp_last_error` returns the error text of the operation. `function` may call the library, but delays other callbacks
+/// of the context.
 ///
-/// Avoid deadlocks: the function must not wait for a stream that waits for a receive into pageable host memory, because
+/// Avoid deadlocks: `function` must not wait for a stream that waits for a receive into pageable host memory, because
 /// the callback thread may have to copy the received data. A thread that destroys the context or the request's
 /// messenger must not hold a lock that the function acquires, for example Python's interpreter lock.
 ///
-/// The request stays valid, and may be waited for or destroyed before the function is called. Destroying the context
+/// The request stays valid, and may be waited for or destroyed before `function` is called. Destroying the context
 /// calls all functions that were not called yet.
 ///
 /// Errors:
@@ -1206,9 +1224,10 @@ mp_status_t mp_request_set_callback(mp_request_t request, mp_request_function_t 
 /// time.
 ///
 /// NULL `options` selects a full probe. Its result is stored in a file that contexts of this user on these GPUs use
-/// from then on. Only such a probe also tunes: it executes alternative plans and stores those that are faster than the
-/// model's plans. It tunes single copies from and to host memory and, with three or more GPUs, all-to-all operations of
-/// all GPUs. If tuning fails, a log warning is written, and the result is stored without tuning.
+/// from then on. A full probe whose result is stored in this file also tunes: it executes alternative plans and stores
+/// those that are faster than the model's plans. It tunes single copies from and to host memory and, with three or more
+/// GPUs, all-to-all operations of all GPUs. If tuning fails, a log warning is written, and the result is stored without
+/// tuning.
 ///
 /// The probe checks its own predictions. If their median error exceeds 20 %, the result is not tuned and not stored,
 /// and contexts do not use it. On the host backend the probe measures copies by CPU threads, and stores the result only
@@ -1239,15 +1258,16 @@ mp_status_t mp_context_probed(mp_context_t context, char *text, size_t capacity,
 /// Exporting the same range again returns an equal handle. Does not block. May be called from any thread.
 ///
 /// The range must be within one allocation. It may come from `mp_alloc` (GPU memory) or `mp_alloc_shared` (host memory)
-/// of this context. On CUDA it may also come from `cudaMalloc`, from the virtual memory API or from a memory pool. The
-/// latter two must have been created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. If `cuMemMap` has mapped several
-/// chunks into one range, each chunk is a separate allocation.
+/// of this context. On CUDA it may also come from `cudaMalloc`, from the virtual memory API or from a memory pool.
+/// Memory of the virtual memory API and memory pools must have been created with the handle type
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. If `cuMemMap` has mapped several chunks into one range, each chunk is a
+/// separate allocation.
 ///
-/// The caller keeps ownership of the allocation. Importers map the whole allocation. They can do so until it is freed
+/// The caller keeps ownership of the allocation. Importers map the whole allocation. They can map it until it is freed
 /// or the context is destroyed. Handles of freed memory are rejected, even if the address is in use again.
 ///
-/// Importers should close the memory before the owner frees it. Otherwise, on the host backend their mapping then
-/// contains zeros, and on CUDA the mapping must no longer be used.
+/// Importers should close the memory before the owner frees it. If the owner frees it first, the importers' mapping
+/// contains zeros on the host backend, and must no longer be used on CUDA.
 ///
 /// The handle works like a key: every process of this user that has it can read and write the allocation. Processes of
 /// other users cannot. The first export starts a thread that answers importers.
@@ -1307,8 +1327,8 @@ mp_status_t mp_memory_import(mp_context_t context,
 /// function.
 ///
 /// `pointer` is the address of the mapping, `bytes` its size, and `ipc_handle` the 64-byte handle that the caller
-/// opened. `device` is the GPU that contains the memory. It can differ from the GPU that the driver reports, which is
-/// the one through which the mapping was opened. Other GPUs that copy this memory also open the handle.
+/// opened. `device` is the GPU that contains the memory. The driver may report another GPU, namely the one through
+/// which the mapping was opened. Other GPUs that copy this memory also open the handle.
 ///
 /// The caller keeps ownership of the mapping. Call `mp_memory_close` before closing the mapping.
 ///
@@ -1330,7 +1350,8 @@ mp_status_t mp_memory_adopt(mp_context_t context,
 /// finished, and then unmaps the allocation. Plans that use it can no longer be executed.
 ///
 /// For memory from `mp_memory_adopt` the call does not block. It closes the mappings that other GPUs have opened, but
-/// not the caller's own mapping. The caller must wait for its work before it closes that mapping.
+/// not the caller's own mapping. Before the caller closes its own mapping, it must wait for all work that uses the
+/// mapping.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `pointer` is not the address of open memory of this
 /// kind in this context.
@@ -1419,7 +1440,7 @@ mp_status_t mp_stream_raise_signals(mp_context_t context, mp_stream_t stream, co
 /// (`mp_stream_raise_signals` does). May be called from any thread, but not from a host function.
 ///
 /// The counter must be in memory of this context or in imported memory, and the CPU must be able to access it. On CUDA
-/// it must be in host memory from `mp_alloc_shared`. On the host backend any such memory is accepted.
+/// it must be in host memory from `mp_alloc_shared`.
 ///
 /// Errors: the errors of `mp_stream_raise_signals`, except those about streams.
 mp_status_t mp_signal_raise(mp_context_t context, uint64_t *counter, uint64_t value);
@@ -1515,9 +1536,10 @@ mp_status_t mp_node_fail(mp_node_t node, const char *reason);
 /// `MP_ERROR_RANK_FAILED`, `MP_ERROR_ALLGATHER`.
 mp_status_t mp_node_allgather(mp_node_t node, const char *call, const void *send, void *receive, size_t bytes);
 
-/// Lists the GPUs that this rank uses, in the numbering of its context. These are the GPUs of `options->devices` or,
-/// without that list, this rank's share of the visible GPUs. If several ranks list the same GPU, the rank that has the
-/// fewest GPUs so far uses it; among equals, the lowest rank.
+/// Lists the GPUs that this rank uses, in the numbering of its context. These are the GPUs of
+/// `mp_node_options_t::devices` or, without that list, this rank's share of the visible GPUs. If several ranks list the
+/// same GPU, the rank that has the fewest GPUs so far uses it. If several of them have equally few GPUs, the lowest
+/// rank uses it.
 ///
 /// `*count` receives the number of GPUs. If `devices` is NULL, only `*count` is written. Otherwise `devices` has room
 /// for `capacity` numbers. May be called from any thread.
@@ -1538,7 +1560,7 @@ mp_status_t mp_node_devices(mp_node_t node, int32_t *devices, size_t capacity, s
 ///   uses the GPU that both have listed. `*device` is then not written.
 mp_status_t mp_node_device(mp_node_t node, int32_t *device);
 
-/// Destroys a node. Its plans and messengers stay valid, and are destroyed separately, before or after the node
+/// Destroys a node. Plans and messengers of the node stay valid, and are destroyed separately, before or after the node
 /// (docs/guide/concepts.md, "Ending"). The other ranks need not call it at the same time. May be called from any
 /// thread.
 ///
@@ -1577,9 +1599,9 @@ mp_status_t mp_node_destroy(mp_node_t node);
 /// - A single process can use these plans with a node of one rank.
 ///
 /// Several plans in one stream: all ranks must enqueue the steps of these plans in the same order, otherwise the ranks
-/// deadlock. `mp_execute` detects this deadlock between two ranks outside of captures, for plans without partitions
-/// that are at most 255 steps apart. It then fails with `MP_ERROR_INVALID_ARGUMENT`, and the plan fails on both ranks
-/// with `MP_ERROR_PEER_GONE`.
+/// deadlock. `mp_execute` detects this deadlock if two ranks cause it, the steps are not captured, the plans have no
+/// partitions, and the steps that are in the wrong order are at most 255 steps apart. `mp_execute` then fails with
+/// `MP_ERROR_INVALID_ARGUMENT`, and the plan fails on both ranks with `MP_ERROR_PEER_GONE`.
 ///
 /// Errors:
 /// - The errors of `mp_plan`.
@@ -1631,8 +1653,8 @@ mp_status_t mp_node_tune_partitions(mp_node_t node,
                                     mp_partition_options_t *best);
 
 /// Begins a step (one execution) of a plan with partitions, in stream order. Does not block. The step starts after all
-/// earlier work in `stream` and after the previous step. Order consumers of the previous step's partitions before this
-/// call. May be called from any thread, but not from a host function.
+/// earlier work in `stream` and after the previous step. Kernels that read data of the previous step must be ordered
+/// before this call. May be called from any thread, but not from a host function.
 ///
 /// A step consists of three calls:
 /// 1. `mp_plan_arm` begins the step.
@@ -1649,9 +1671,9 @@ mp_status_t mp_node_tune_partitions(mp_node_t node,
 /// `MP_AGENT_AUTO` if `arrivals` is off, the stream of `mp_execute` must also be ordered after the producers. The
 /// reason is that the producers may store the data themselves, or that all data may be copied after the producers.
 ///
-/// Each call must be followed by one `mp_execute`. If the plan is destroyed before that, the other ranks get
-/// `MP_ERROR_PEER_GONE`. The memory to which they write in this step must then stay allocated until they have destroyed
-/// their plans.
+/// Each call of `mp_plan_arm` must be followed by one `mp_execute`. If the plan is destroyed before that, the other
+/// ranks get `MP_ERROR_PEER_GONE`. The memory to which they write in this step must then stay allocated until they have
+/// destroyed their plans.
 ///
 /// Errors: the errors of `mp_execute`; `MP_ERROR_INVALID_ARGUMENT` if a step has already begun or the plan has no
 /// partitions.
@@ -1695,9 +1717,9 @@ mp_status_t mp_messenger_create(mp_node_t node, const mp_messenger_options_t *op
 /// called from any thread.
 ///
 /// Blocks, for at most 10 seconds, until data transfers in progress have ended, and until messages that the library has
-/// buffered (see `mp_send`) are received or their receivers have exited. If a data transfer is still in progress then,
-/// its request ends with an error, and streams of this rank that wait for it continue without the data. The call then
-/// returns 2 seconds later.
+/// buffered (see `mp_send`) are received or their receivers have exited. If a data transfer is still in progress after
+/// this time, its request ends with an error, and streams of this rank that wait for the transfer continue without the
+/// data. The call then returns 2 seconds later.
 ///
 /// Destroying the context destroys all of its messengers in this way, all at the same time.
 ///
@@ -1720,9 +1742,9 @@ mp_status_t mp_messenger_destroy(mp_messenger_t messenger);
 /// stream order. Such a send ends when this copy has finished.
 ///
 /// Errors:
-/// - `MP_ERROR_QUEUE_FULL` if too many sends of this rank are not yet received, if more than 512 MiB of them are in
-///   pageable memory, or if too many messages wait at `rank`. Nothing was sent. Receive the messages that were sent to
-///   this rank, and call again.
+/// - `MP_ERROR_QUEUE_FULL` if too many sends of this rank are not yet received, if those from pageable memory total
+///   more than 512 MiB, or if too many messages wait at `rank`. Nothing was sent. Receive the messages that were sent
+///   to this rank, and call again.
 /// - `MP_ERROR_TIMEOUT` if the message queue of `rank` was locked for 30 seconds by a process that was stopped inside a
 ///   call. Nothing was sent.
 /// - `MP_ERROR_NOT_SUPPORTED` for GPU memory that cannot be shared, and if `stream` is being captured.
@@ -1794,8 +1816,8 @@ mp_status_t mp_message_probe(mp_messenger_t messenger,
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 mp_status_t mp_message_get_info(mp_request_t request, int32_t *matched, mp_message_info_t *info);
 
-/// Creates a descriptor of the `bytes` bytes at `data`, with which one other rank of the node can copy (fetch) them to
-/// its own memory. The data are valid after earlier work in `stream` has written them. Does not block.
+/// Creates a descriptor of the buffer of `bytes` bytes at `data`, with which one other rank of the node can copy
+/// (fetch) the buffer to its own memory. The data are read after earlier work in `stream` has finished. Does not block.
 ///
 /// The program sends the descriptor to the other rank in any way. That rank calls `mp_message_fetch` once, at any time.
 /// The memory must stay allocated and unchanged until the request `*released` has ended. The caller owns `*released`.
@@ -1812,7 +1834,7 @@ mp_status_t mp_message_describe(mp_messenger_t messenger,
 /// Copies the data that a descriptor from `mp_message_describe` describes into the buffer of `bytes` bytes at `data`,
 /// after earlier work in `stream`. Does not block. Buffer, stream and request behave as in `mp_receive`.
 ///
-/// `messenger` must be this rank's messenger of the same `mp_messenger_create` call as the messenger that created the
+/// `messenger` must come from the same collective call of `mp_messenger_create` as the messenger that created the
 /// descriptor.
 ///
 /// Errors:
@@ -1843,7 +1865,7 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
 #define MP_MESSAGE_INFO_INIT {sizeof(mp_message_info_t), 0, 0, 0, 0, NULL, 0}
 /// Initial value of `mp_partition_options_t`: all defaults.
 #define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO, MP_DEFAULT, MP_DEFAULT}
-/// Initial value of `mp_partition_tuning_t`: measures copy engines only.
+/// Initial value of `mp_partition_tuning_t`: all defaults. Only copy engines are measured.
 #define MP_PARTITION_TUNING_INIT {sizeof(mp_partition_tuning_t), 0, 0, MP_DEFAULT, 0, NULL}
 /// Initial value of `mp_trigger_t`: all fields except `size` are 0 or NULL.
 #define MP_TRIGGER_INIT {sizeof(mp_trigger_t), NULL, NULL, NULL, NULL, 0, 0, 0, 0}

@@ -36,7 +36,7 @@ impl Drop for Memory {
 }
 
 /// Array of elements in the memory of one device. A clone refers to the same memory. Dropping the last clone frees the memory. Like
-/// `cudaFree`, this blocks until all work that the context has enqueued so far has finished.
+/// `cudaFree`, that drop blocks until all work that the context has enqueued so far has finished.
 #[derive(Clone)]
 pub struct Buffer<T> {
     memory: Arc<Memory>,
@@ -54,15 +54,19 @@ pub struct Slice<T> {
 impl<T: Element> Buffer<T> {
     /// Allocates `len` elements on `device`. All bytes are 0. With `Device::HOST` this is pinned host memory that GPUs can access.
     ///
-    /// # Errors Returns an error if the device does not exist or has not enough free memory.
+    /// # Errors
+    ///
+    /// Returns an error if the device does not exist or has not enough free memory.
     pub fn zeroed(ctx: &Context, device: DeviceId, len: usize) -> Result<Buffer<T>, Error> {
         Buffer::allocate(ctx, device, len, false)?.cleared()
     }
 
-    /// Allocates `len` elements on `device`, in memory that other processes can map. Ranks of a [`Node`](crate::Node) need such host
-    /// memory. They can also map GPU memory from [`zeroed`](Buffer::zeroed).
+    /// Allocates `len` elements on `device`, in memory that other processes can map. Other ranks of a [`Node`](crate::Node) can access a
+    /// host buffer only if this function allocated it. They can also access GPU memory from [`zeroed`](Buffer::zeroed).
     ///
-    /// # Errors Returns the errors of `zeroed`, and an error if the system cannot create the shared memory file.
+    /// # Errors
+    ///
+    /// Returns the errors of `zeroed`, and an error if the system cannot create the shared memory file.
     pub fn shared(ctx: &Context, device: DeviceId, len: usize) -> Result<Buffer<T>, Error> {
         Buffer::allocate(ctx, device, len, true)?.cleared()
     }
@@ -77,7 +81,7 @@ impl<T: Element> Buffer<T> {
         Ok(buffer)
     }
 
-    /// Allocates an uninitialised buffer. It must be written before safe code gets it.
+    /// Allocates an uninitialised buffer. The caller must write all of its bytes before safe code can access the buffer.
     fn allocate(ctx: &Context, device: DeviceId, len: usize, is_shared: bool) -> Result<Buffer<T>, Error> {
         // The library allocates no empty memory.
         let bytes = len.checked_mul(size_of::<T>()).and_then(|bytes| u64::try_from(bytes.max(1)).ok());
@@ -110,7 +114,9 @@ impl<T: Element> Buffer<T> {
 
     /// Returns a range of the elements, for use as the source or destination of transfers.
     ///
-    /// # Panics Panics if the range exceeds the buffer, like the slices of the standard library.
+    /// # Panics
+    ///
+    /// Panics if the range exceeds the buffer, like the slices of the standard library.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Slice<T> {
         // Uses a wider type than an index, because the end of `0..=usize::MAX` would overflow.
         let start = match range.start_bound() {
@@ -133,22 +139,28 @@ impl<T: Element> Buffer<T> {
 
     /// Copies `elements` into the buffer, after all earlier work in `stream`. Blocks until the copy has finished.
     ///
-    /// # Errors Returns an error if the number of elements differs from that of the buffer, if the stream belongs to another context, or if
-    /// the stream is being captured. Also returns errors of earlier work in the stream.
+    /// # Errors
+    ///
+    /// Returns an error if the number of elements differs from that of the buffer, if the stream belongs to another context, or if the
+    /// stream is being captured. Also returns errors of earlier work in the stream.
     pub fn write(&self, stream: &Stream, elements: &[T]) -> Result<(), Error> {
         self.slice(..).write(stream, elements)
     }
 
     /// Copies the elements of the buffer into `elements`, after all earlier work in `stream`. Blocks until the copy has finished.
     ///
-    /// # Errors Returns the errors of [`write`](Buffer::write).
+    /// # Errors
+    ///
+    /// Returns the errors of [`write`](Buffer::write).
     pub fn read(&self, stream: &Stream, elements: &mut [T]) -> Result<(), Error> {
         self.slice(..).read(stream, elements)
     }
 
     /// Copies the elements of the buffer into a new vector, after all earlier work in `stream`. Blocks until the copy has finished.
     ///
-    /// # Errors Returns the errors of [`write`](Buffer::write).
+    /// # Errors
+    ///
+    /// Returns the errors of [`write`](Buffer::write).
     pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>, Error> {
         self.slice(..).to_vec(stream)
     }
@@ -156,8 +168,10 @@ impl<T: Element> Buffer<T> {
     /// Returns the elements as a slice, without a copy. Returns `None` if the CPU cannot access them. The CPU can access host memory, and
     /// on the host backend all memory.
     ///
-    /// # Safety While the slice exists, nothing may write to the buffer. This includes enqueued executions of this process or another rank,
-    /// and other slices.
+    /// # Safety
+    ///
+    /// While the slice exists, nothing may write to the buffer. This includes enqueued executions of this process or another rank, and
+    /// other slices.
     pub unsafe fn as_slice(&self) -> Option<&[T]> {
         // SAFETY: the memory is that long, initialised, aligned to 256 bytes and kept alive by `self`. The caller guarantees the rest.
         self.is_reached().then(|| unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) })
@@ -165,7 +179,9 @@ impl<T: Element> Buffer<T> {
 
     /// Returns the elements as a mutable slice, without a copy. Returns `None` if the CPU cannot access them.
     ///
-    /// # Safety While the slice exists, nothing else may read or write the buffer.
+    /// # Safety
+    ///
+    /// While the slice exists, nothing else may read or write the buffer.
     #[allow(clippy::mut_from_ref)] // A handle to memory, like a pointer.
     pub unsafe fn as_mut_slice(&self) -> Option<&mut [T]> {
         // SAFETY: as in `as_slice`.
@@ -189,7 +205,7 @@ impl<T> Buffer<T> {
         self.memory.device
     }
 
-    /// Returns the address of the first element, to pass to kernels. The CPU may be unable to access it.
+    /// Returns the address of the first element, to pass to kernels. The CPU may be unable to access this memory.
     pub fn as_ptr(&self) -> *mut T {
         std::ptr::with_exposed_provenance_mut(self.memory.address as usize)
     }
@@ -242,7 +258,7 @@ impl<T: Element> Slice<T> {
     }
 }
 
-/// Copies bytes and blocks until the copy has ended, also on an error.
+/// Copies bytes from `src` to `dst` in `stream`. Blocks until the copy has ended, even if the copy fails.
 fn copy_now(context: &Context, stream: &Stream, dst: End, src: End) -> Result<(), Error> {
     // A captured copy would run later, when the caller's elements may no longer exist.
     stream.refuse_capture()?;
@@ -265,7 +281,8 @@ impl<T> fmt::Debug for Buffer<T> {
 #[derive(Clone, Debug)]
 pub(crate) struct Keep {
     _memory: Arc<dyn Any + Send + Sync>,
-    /// True if freeing the memory does not block until the work of the context has finished. Memory of the context itself does block.
+    /// True if the memory was not allocated by the context. Freeing such memory does not block until the work of the context has finished,
+    /// so a plan that is dropped must block itself.
     pub is_foreign: bool,
 }
 
@@ -287,13 +304,16 @@ pub struct End {
 
 impl End {
     /// Creates a source or destination from the address of memory that the caller has allocated: a CUDA device pointer or host memory.
-    /// `bytes` is its size. With [`Device::AUTO`] the library itself finds the device.
+    /// `bytes` is the size of the memory range. With [`Device::AUTO`] the library determines the device from the address.
     ///
     /// [`Device::AUTO`]: crate::Device::AUTO
     ///
-    /// # Safety The library does not check the address. The memory must stay allocated from the creation of a plan that uses it until the
-    /// plan has been dropped or all of its executions have ended. At a destination, any bytes must be valid values. Code that reads or
-    /// writes the memory must be ordered with each execution, by streams or by waiting.
+    /// # Safety
+    ///
+    /// The library does not check the address. The memory must be allocated when a plan that uses it is created. It must stay allocated
+    /// until that plan has been dropped, or until all executions of the plan have ended and none follows. If the memory is a destination,
+    /// any bytes must be valid values of its type. Code that reads or writes the memory must be ordered with each execution, by streams or
+    /// by waiting.
     pub unsafe fn from_raw(address: u64, device: DeviceId, bytes: u64) -> End {
         End { address, device, bytes, context: None, keep: None }
     }

@@ -19,7 +19,9 @@ pub struct Context {
 impl Context {
     /// Creates a context: chooses the backend, reads the topology, and reads the environment variables. Allocates no device memory.
     ///
-    /// # Errors Returns an error if an `MPGPU_` variable or the topology is invalid, or if a requested backend is not available.
+    /// # Errors
+    ///
+    /// Returns an error if an `MPGPU_` variable or the topology is invalid, or if a requested backend is not available.
     pub fn new() -> Result<Context, Error> {
         Context::with_options(&ContextOptions::default())
     }
@@ -46,12 +48,12 @@ impl Context {
         self.runtime.backend().name()
     }
 
-    /// Returns the number of GPUs. They are numbered from 0.
+    /// Returns the number of GPUs of the context. The GPUs are numbered from 0.
     pub fn gpus(&self) -> u32 {
         self.runtime.machine().gpu_count()
     }
 
-    /// Returns the number of NUMA domains of the host memory. They are numbered from 0.
+    /// Returns the number of NUMA domains of the host memory. The domains are numbered from 0.
     pub fn host_domains(&self) -> u32 {
         self.runtime.machine().host_count()
     }
@@ -61,13 +63,16 @@ impl Context {
     ///
     /// The transfers run in no particular order. No destination may overlap another destination or a source.
     ///
-    /// # Errors Returns an error if the sizes of source and destination differ, if they overlap or belong to another context, or if no path
-    /// connects the devices. The text contains the index of the transfer.
+    /// # Errors
+    ///
+    /// Returns an error if the source and destination of a transfer differ in size, overlap or belong to another context, or if no path
+    /// connects their devices. The text contains the index of the transfer.
     pub fn plan<T: Into<Transfer>>(&self, transfers: impl IntoIterator<Item = T>) -> Result<Plan, Error> {
         self.plan_with(transfers, &PlanOptions::default())
     }
 
-    /// Plans a batch of transfers with options, for example the maximum number of paths. Otherwise like [`plan`](Context::plan).
+    /// Plans a batch of transfers together, with options, for example the maximum number of paths. [`plan`](Context::plan) describes the
+    /// rules for the transfers and the errors.
     ///
     /// ```
     /// # use mpgpu::{BackendChoice, Buffer, Context, ContextOptions, Device, PlanOptions};
@@ -119,7 +124,7 @@ impl Context {
         Arc::ptr_eq(&self.runtime, &other.runtime)
     }
 
-    /// Returns a description of the machine, and of the settings with their sources, as text.
+    /// Returns a description of the context as text: the machine, and each setting with its origin, for example an environment variable.
     pub fn describe(&self) -> String {
         self.runtime.describe()
     }
@@ -131,7 +136,9 @@ impl Context {
 
     /// Returns the resources that the context holds on a device now.
     ///
-    /// # Errors Returns an error if the device does not exist.
+    /// # Errors
+    ///
+    /// Returns an error if the device does not exist.
     pub fn device_statistics(&self, device: DeviceId) -> Result<DeviceStatistics, Error> {
         self.runtime.device_statistics(device)
     }

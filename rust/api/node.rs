@@ -50,7 +50,9 @@ impl Node {
     /// The library calls `gather` during collective calls, to gather data from every rank on every rank. `devices` are the GPUs that this
     /// rank uses. If it is empty, the rank gets its share of the visible GPUs.
     ///
-    /// # Errors If one rank fails, the call fails on all ranks, with the reason.
+    /// # Errors
+    ///
+    /// If one rank fails, the call fails on all ranks, with the reason.
     pub fn new(ctx: &Context, rank: u32, ranks: u32, gather: Box<dyn Allgather>, devices: &[DeviceId]) -> Result<Node, Error> {
         let group = NodeGroup::new(&ctx.runtime, rank, ranks, gather, devices)?;
         Ok(Node { context: ctx.clone(), group: Arc::new(group) })
@@ -59,7 +61,9 @@ impl Node {
     /// Creates a node whose ranks have no allgather function. The ranks connect to each other over a Unix socket at `path`, in a directory
     /// to which all of them can write. They wait at most one minute for each other.
     ///
-    /// # Errors Returns the errors of `new`, and an error if a file already exists at the path.
+    /// # Errors
+    ///
+    /// Returns the errors of `new`, and an error if a file already exists at the path.
     pub fn at_socket(ctx: &Context, rank: u32, ranks: u32, path: &Path, devices: &[DeviceId]) -> Result<Node, Error> {
         let group = NodeGroup::at_socket(&ctx.runtime, rank, ranks, path, devices)?;
         Ok(Node { context: ctx.clone(), group: Arc::new(group) })
@@ -67,7 +71,9 @@ impl Node {
 
     /// Creates a node that consists only of this process, as rank 0 of 1.
     ///
-    /// # Errors Returns the errors of `new`.
+    /// # Errors
+    ///
+    /// Returns the errors of `new`.
     pub fn alone(ctx: &Context) -> Result<Node, Error> {
         Node::new(ctx, 0, 1, Box::new(Alone), &[])
     }
@@ -82,15 +88,18 @@ impl Node {
         self.group.ranks()
     }
 
-    /// Returns the first GPU that this rank uses.
+    /// Returns the first GPU that this rank uses. [`devices`](Node::devices) returns all of them.
     ///
-    /// # Errors Returns an error if this rank uses no GPU, because there are more ranks than GPUs or another rank uses the GPU that both
-    /// have listed.
+    /// # Errors
+    ///
+    /// Returns an error if this rank uses no GPU, because there are more ranks than GPUs or another rank uses the GPU that both have
+    /// listed.
     pub fn device(&self) -> Result<DeviceId, Error> {
         self.group.device()
     }
 
-    /// Returns the GPUs that this rank uses. The result is empty if there are more ranks than GPUs.
+    /// Returns the GPUs that this rank uses. The list is empty if this rank uses no GPU, for example because there are more ranks than
+    /// GPUs.
     pub fn devices(&self) -> Vec<DeviceId> {
         self.group.own_devices().collect()
     }
@@ -141,10 +150,12 @@ impl Node {
         Ok(Plan::of_node(self.context.clone(), plan, keep))
     }
 
-    /// Makes the current or next collective call of the other ranks fail with `reason`. Use it if this rank cannot make the collective call
-    /// itself. Blocks until the other ranks have made their call.
+    /// Makes the current or next collective call of the other ranks fail with the error text `reason`. Use this function if this rank
+    /// cannot make the collective call itself. Blocks until the other ranks have made their call.
     ///
-    /// # Errors Returns an error if the other ranks are in different calls.
+    /// # Errors
+    ///
+    /// Returns an error if the other ranks are in different calls.
     pub fn fail(&self, reason: &str) -> Result<(), Error> {
         self.group.refuse(Collective::FAIL, reason)
     }

@@ -1,4 +1,4 @@
-//! Slices and streams of cudarc, in the version that the workspace uses.
+//! Use of memory slices and streams of the crate cudarc in transfers and streams of this crate.
 
 use crate::buffer::{Element, End, Keep};
 use crate::context::Context;
@@ -8,7 +8,7 @@ use mpgpu_contexts::Error;
 use mpgpu_core::topology::DeviceId;
 use std::sync::Arc;
 
-/// Returns an error if the context has virtual devices (host backend), because they cannot use memory of cudarc.
+/// Returns an error if the context has virtual devices (host backend), because virtual devices cannot access memory of cudarc.
 fn check(ctx: &Context) -> Result<(), Error> {
     if ctx.backend() == "cuda" {
         return Ok(());
@@ -24,9 +24,12 @@ impl End {
     /// Creates a source or destination from all elements of a cudarc slice, and keeps the slice alive. Blocks until the work in the stream
     /// in which the slice was allocated has finished.
     ///
-    /// cudarc does not track executions of plans. Order them with work of cudarc by a common stream ([`Stream::of_cudarc`]) or by waiting.
+    /// cudarc does not track executions of plans. Use a common stream ([`Stream::of_cudarc`]) or waits to order the executions with work of
+    /// cudarc.
     ///
-    /// # Errors Returns an error on the host backend. Also returns errors of the driver.
+    /// # Errors
+    ///
+    /// Returns an error on the host backend. Also returns errors of the driver.
     pub fn of_cudarc<T: Element>(ctx: &Context, slice: &Arc<CudaSlice<T>>) -> Result<End, Error> {
         check(ctx)?;
         let stream = slice.stream();
@@ -40,7 +43,9 @@ impl End {
 impl Stream {
     /// Creates a stream handle that refers to a cudarc stream, and keeps that stream alive.
     ///
-    /// # Errors Returns an error on the host backend.
+    /// # Errors
+    ///
+    /// Returns an error on the host backend.
     pub fn of_cudarc(ctx: &Context, stream: &Arc<CudaStream>) -> Result<Stream, Error> {
         check(ctx)?;
         Ok(Stream::kept(ctx, stream.cu_stream().addr(), stream.clone()))

@@ -39,7 +39,7 @@ struct Inner {
 }
 
 impl Drop for Inner {
-    /// Blocks until all executions have ended, before the memory in `keep` is released.
+    /// Destroys the plan. Blocks until all of its executions have ended, so that the memory in `keep` is not released too early.
     fn drop(&mut self) {
         if let Planned::Node(plan) = &self.planned
             && let Err(error) = plan.destroy()
@@ -77,8 +77,10 @@ impl Plan {
     /// Enqueues one execution of the plan, after all earlier work in `stream` and before all later work. Does not block. For a plan from
     /// [`Node::exchange`](crate::Node::exchange) every rank enqueues every execution.
     ///
-    /// # Errors Returns an error if the stream belongs to another context, if a cudarc stream is being captured, or if another rank of the
-    /// node has exited. Also returns errors of the driver.
+    /// # Errors
+    ///
+    /// Returns an error if the stream belongs to another context, if a cudarc stream is being captured, or if another rank of the node has
+    /// exited. Also returns errors of the driver.
     pub fn enqueue(&self, stream: &Stream) -> Result<(), Error> {
         stream.refuse_shared_capture()?;
         let handle = stream.handle_in(&self.inner.context)?;
@@ -90,9 +92,13 @@ impl Plan {
 
     /// Enqueues one execution of the plan in a stream that is being captured into a graph.
     ///
-    /// # Safety The plan must outlive the graph and all of its executables.
+    /// # Safety
     ///
-    /// # Errors Returns the errors of `enqueue`, and an error if the execution contains operations that cannot be captured.
+    /// The plan must outlive the graph and all of its executables.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of `enqueue`, and an error if the execution contains operations that cannot be captured.
     pub unsafe fn enqueue_captured(&self, stream: &Stream) -> Result<(), Error> {
         let handle = stream.handle_in(&self.inner.context)?;
         match &self.inner.planned {
@@ -101,9 +107,12 @@ impl Plan {
         }
     }
 
-    /// Enqueues one execution like [`enqueue`](Plan::enqueue), and returns a request for its end.
+    /// Enqueues one execution of the plan like [`enqueue`](Plan::enqueue), and returns a request with which the program can wait for the
+    /// execution.
     ///
-    /// # Errors Returns the errors of `enqueue`.
+    /// # Errors
+    ///
+    /// Returns the errors of `enqueue`.
     pub fn execute(&self, stream: &Stream) -> Result<Request, Error> {
         stream.refuse_shared_capture()?;
         let handle = stream.handle_in(&self.inner.context)?;
@@ -117,7 +126,9 @@ impl Plan {
     /// Performs the one-time setup for executions in `stream`, so that the first execution takes no longer than later ones. Call it before
     /// a time loop, because it may take milliseconds.
     ///
-    /// # Errors Returns the errors of `enqueue`.
+    /// # Errors
+    ///
+    /// Returns the errors of `enqueue`.
     pub fn prepare(&self, stream: &Stream) -> Result<(), Error> {
         let handle = stream.handle_in(&self.inner.context)?;
         match &self.inner.planned {
@@ -153,7 +164,8 @@ impl Plan {
         }
     }
 
-    /// Returns two predicted times in seconds: the time of one execution, and the time of the same transfers if each used only one path.
+    /// Returns two predicted times of one execution in seconds: first the time of this plan, then the time if each transfer used only one
+    /// path.
     pub fn predicted(&self) -> (f64, f64) {
         let planned = match &self.inner.planned {
             Planned::Own(plan) => plan.planned(),
@@ -162,7 +174,8 @@ impl Plan {
         (planned.predicted, planned.one_path)
     }
 
-    /// Returns the measured times of executions in seconds, if executions are measured.
+    /// Returns the median times of the last measured executions in seconds. The times are `None` if the plan does not measure its
+    /// executions.
     pub fn measured(&self) -> Measured {
         match &self.inner.planned {
             Planned::Own(plan) => plan.measured(),
@@ -183,22 +196,29 @@ pub struct Request {
 impl Request {
     /// Blocks until the execution has ended.
     ///
-    /// # Errors Returns the error of the execution. The execution has ended then, too.
+    /// # Errors
+    ///
+    /// Returns the error of the execution. The execution has ended even if this function returns an error.
     pub fn wait(self) -> Result<(), Error> {
         Ok(self.completion.wait()?)
     }
 
     /// Returns true if the execution has ended. Does not block.
     ///
-    /// # Errors Returns the error of the execution. The execution has ended then, too.
+    /// # Errors
+    ///
+    /// Returns the error of the execution. The execution has ended even if this function returns an error.
     pub fn is_done(&self) -> Result<bool, Error> {
         Ok(self.completion.is_done()?)
     }
 
-    /// Calls `function` with the result when the execution has ended. The call is made on a thread of the context that makes all such
-    /// calls. If `function` panics, the panic is caught and logged as an error, and functions of other requests are still called.
+    /// Calls `function` with the result when the execution has ended. One thread of the context makes the calls for all of its requests,
+    /// one after the other. If `function` panics, the panic is caught and logged as an error, and functions of other requests are still
+    /// called.
     ///
-    /// # Errors Returns an error if the context has been closed.
+    /// # Errors
+    ///
+    /// Returns an error if the context has been closed.
     pub fn then(self, function: impl FnOnce(Result<(), Error>) + Send + 'static) -> Result<(), Error> {
         let Request { completion, plan } = self;
         plan.inner.context.runtime.call_when_done(completion, Box::new(move |outcome| function(outcome.map_err(Error::from))))

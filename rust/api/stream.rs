@@ -13,7 +13,7 @@ use std::sync::Arc;
 enum Owner {
     /// Stream that this handle created and destroys.
     Own,
-    /// Stream that the caller owns. It was accepted without a check.
+    /// Stream that the caller owns, from a handle that was not checked.
     Raw,
     /// Stream of another library, which this handle keeps alive. Its other owners may capture it.
     #[cfg_attr(not(feature = "cudarc"), allow(dead_code))]
@@ -29,17 +29,21 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Creates a stream of `device`. It is not ordered with any other stream.
+    /// Creates a stream of `device`. The stream is not ordered with any other stream, not even with the default stream.
     ///
-    /// # Errors Returns an error if the device does not exist.
+    /// # Errors
+    ///
+    /// Returns an error if the device does not exist.
     pub fn new(ctx: &Context, device: DeviceId) -> Result<Stream, Error> {
         Ok(Stream { context: ctx.clone(), handle: ctx.runtime.create_stream(device)?, owner: Owner::Own })
     }
 
     /// Creates a handle that refers to a stream of the caller. `handle` is a `cudaStream_t` as a number, or 0 for the default stream.
     ///
-    /// # Safety On CUDA the driver does not check the handle. The stream must not be destroyed while this object is used. If the stream is
-    /// being captured, the memory of all plans that are enqueued in it must outlive the graph.
+    /// # Safety
+    ///
+    /// On CUDA the driver does not check the handle. The stream must not be destroyed while this object is used. If the stream is being
+    /// captured, the memory of all plans that are enqueued in it must outlive the graph.
     pub unsafe fn from_raw(ctx: &Context, handle: usize) -> Stream {
         Stream { context: ctx.clone(), handle: StreamHandle(handle), owner: Owner::Raw }
     }
@@ -69,14 +73,18 @@ impl Stream {
     /// Returns the device of the stream. For a default stream of CUDA it returns host memory, because that stream belongs to the GPU that
     /// is current when it is used.
     ///
-    /// # Errors Returns an error if the stream handle is invalid.
+    /// # Errors
+    ///
+    /// Returns an error if the stream handle is invalid.
     pub fn device(&self) -> Result<DeviceId, Error> {
         self.context.runtime.stream_device(self.handle)
     }
 
     /// Returns true if the stream is being captured into a graph.
     ///
-    /// # Errors Returns an error if the stream handle is invalid.
+    /// # Errors
+    ///
+    /// Returns an error if the stream handle is invalid.
     pub fn is_capturing(&self) -> Result<bool, Error> {
         self.context.runtime.is_capturing(self.handle)
     }
@@ -96,21 +104,27 @@ impl Stream {
 
     /// Blocks until all work that is enqueued in the stream so far has finished.
     ///
-    /// # Errors Returns the errors of that work. Each error is returned once.
+    /// # Errors
+    ///
+    /// Returns the errors of that work. Each error is returned once.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.context.runtime.synchronize_stream(self.handle)
     }
 
     /// Makes all work that is enqueued in this stream from now on wait for the work that is recorded in `event` now. Does not block.
     ///
-    /// # Errors Returns an error if the event belongs to another context.
+    /// # Errors
+    ///
+    /// Returns an error if the event belongs to another context.
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
         self.context.runtime.stream_wait_event(self.handle_in(&event.context)?, event.handle)
     }
 
-    /// Makes all work that is enqueued in this stream from now on wait until an execution has ended. Does not block.
+    /// Makes all work that is enqueued in this stream from now on wait until the execution of `request` has ended. Does not block.
     ///
-    /// # Errors Returns an error if the request belongs to another context.
+    /// # Errors
+    ///
+    /// Returns an error if the request belongs to another context.
     pub fn wait_for(&self, request: &Request) -> Result<(), Error> {
         let handle = self.handle_in(request.context())?;
         self.context.runtime.order_stream(handle, request.completion())
@@ -121,7 +135,9 @@ impl Stream {
     ///
     /// The function may block. It must not use this library, and must not drop the last handle of a buffer or plan.
     ///
-    /// # Errors Returns an error if the stream handle is invalid.
+    /// # Errors
+    ///
+    /// Returns an error if the stream handle is invalid.
     pub fn launch_host(&self, work: impl Fn() + Send + Sync + 'static) -> Result<(), Error> {
         self.context.runtime.launch_host(self.handle, Box::new(work))
     }
@@ -146,23 +162,29 @@ pub struct Event {
 }
 
 impl Event {
-    /// Creates an event. It works with streams of all devices.
+    /// Creates an event. The event works with streams of all devices.
     ///
-    /// # Errors Returns errors of the driver.
+    /// # Errors
+    ///
+    /// Returns errors of the driver.
     pub fn new(ctx: &Context) -> Result<Event, Error> {
         Ok(Event { context: ctx.clone(), handle: ctx.runtime.create_event()? })
     }
 
     /// Records all work that is enqueued in `stream` so far. This replaces an earlier record.
     ///
-    /// # Errors Returns an error if the stream belongs to another context.
+    /// # Errors
+    ///
+    /// Returns an error if the stream belongs to another context.
     pub fn record(&self, stream: &Stream) -> Result<(), Error> {
         self.context.runtime.record_event(self.handle, stream.handle_in(&self.context)?)
     }
 
     /// Blocks until the recorded work has finished.
     ///
-    /// # Errors Returns the errors of that work.
+    /// # Errors
+    ///
+    /// Returns the errors of that work.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.context.runtime.synchronize_event(self.handle)
     }

@@ -329,8 +329,8 @@ pub struct PlanOptions {
 }
 
 impl PlanOptions {
-    /// Returns the planner's options: the values of this call, then those of the environment, then the defaults. Fails if `staging_bytes`
-    /// exceeds the amount of the context.
+    /// Returns the planner's options. For each option the first value that is set counts: the value of this call, then that of the
+    /// environment, then the default. Fails if `staging_bytes` exceeds the limit of the context.
     pub fn resolve(&self, config: &Config) -> Result<Options, Error> {
         self.resolve_tuned(config, None)
     }
@@ -340,11 +340,11 @@ impl PlanOptions {
         self.engine.unwrap_or(config.engine)
     }
 
-    /// Returns the planner's options: the values of this call, then those of the environment, then those of the tuning file (`advice`),
-    /// then the defaults.
+    /// Returns the planner's options. For each option the first value that is set counts: the value of this call, then that of the
+    /// environment, then that of the tuning file (`advice`), then the default.
     ///
-    /// The values of a tuning were measured together. If the call or the environment overrides one of them, the others still apply, with
-    /// one exception: the tuning's finding that several paths are faster than one no longer counts, and the model decides that again.
+    /// The values in a tuning file were measured together. If the call or the environment overrides one of them, the others still apply,
+    /// with one exception: whether several paths are faster than one is then decided by the model, not by the tuning file.
     pub fn resolve_tuned(&self, config: &Config, advice: Option<&Advice>) -> Result<Options, Error> {
         let (max_paths, host_path) = (self.max_paths.or(config.max_paths), self.host_path.or(config.host_path));
         let (chunk_bytes, min_bytes) = (self.chunk_bytes.or(config.chunk_bytes), self.min_bytes.or(config.min_bytes));

@@ -23,8 +23,8 @@ pub(super) fn find(context: mp_context_t) -> Result<Arc<Context>, Failure> {
 /// `mp_context_create` instead, which passes the version of the header with which the program was compiled.
 ///
 /// NULL `options` selects all defaults. The caller owns `*context` and destroys it with `mp_context_destroy`. A process
-/// may create several contexts; they share no state. Threads that the library starts block all POSIX signals except
-/// those of their own faults. May be called from any thread.
+/// may create several contexts; they share no state. Threads that the library starts block all POSIX signals, except
+/// those that report a fault of the thread itself, such as SIGSEGV. May be called from any thread.
 ///
 /// `fork`: in the child, the parent's handles cannot be used. Destroying the parent's contexts, plans and requests does
 /// nothing there, and every other call with them fails with `MP_ERROR_INVALID_HANDLE`. The child may create its own
@@ -110,8 +110,8 @@ fn context_options(options: &mp_context_options_t) -> Result<ContextOptions, Fai
 ///
 /// The call first cancels operations that wait for another process or kernel: messages without a match, and executions
 /// whose partitions were not marked ready. They end within 10 seconds. The call still blocks while a stream of the
-/// context waits for a signal, or for a rank that is running but does not execute the step or post the matching
-/// operation.
+/// context waits for a signal. It also blocks while a stream waits for another rank that is running but does not
+/// execute its part of a node plan, or does not post the matching send or receive.
 ///
 /// May be called from any thread, but not from a host function (`mp_stream_launch_host`) or a log callback. Calls that
 /// other threads make with the context during this call fail with `MP_ERROR_INVALID_HANDLE`.

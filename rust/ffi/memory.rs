@@ -34,7 +34,8 @@ pub unsafe extern "C" fn mp_alloc(context: mp_context_t, device: i32, bytes: u64
 /// `device` states.
 ///
 /// GPU memory: sizes are rounded up to multiples of 2 MiB. Other processes can map the memory even if another library,
-/// for example UCX inside MPI, has already opened it. MPI itself copies memory from `mp_alloc` faster.
+/// for example UCX inside MPI, has already opened it. MPI itself is slower with this memory than with memory from
+/// `mp_alloc`.
 ///
 /// Errors: the errors of `mp_alloc`; `MP_ERROR_NOT_SUPPORTED` if the system cannot create the shared memory file or has
 /// no free file descriptor (`ulimit -n`).

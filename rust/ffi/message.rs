@@ -130,9 +130,9 @@ pub unsafe extern "C" fn mp_messenger_create(
 /// called from any thread.
 ///
 /// Blocks, for at most 10 seconds, until data transfers in progress have ended, and until messages that the library has
-/// buffered (see `mp_send`) are received or their receivers have exited. If a data transfer is still in progress then,
-/// its request ends with an error, and streams of this rank that wait for it continue without the data. The call then
-/// returns 2 seconds later.
+/// buffered (see `mp_send`) are received or their receivers have exited. If a data transfer is still in progress after
+/// this time, its request ends with an error, and streams of this rank that wait for the transfer continue without the
+/// data. The call then returns 2 seconds later.
 ///
 /// Destroying the context destroys all of its messengers in this way, all at the same time.
 ///
@@ -163,9 +163,9 @@ pub extern "C" fn mp_messenger_destroy(messenger: mp_messenger_t) -> mp_status_t
 /// stream order. Such a send ends when this copy has finished.
 ///
 /// Errors:
-/// - `MP_ERROR_QUEUE_FULL` if too many sends of this rank are not yet received, if more than 512 MiB of them are in
-///   pageable memory, or if too many messages wait at `rank`. Nothing was sent. Receive the messages that were sent to
-///   this rank, and call again.
+/// - `MP_ERROR_QUEUE_FULL` if too many sends of this rank are not yet received, if those from pageable memory total
+///   more than 512 MiB, or if too many messages wait at `rank`. Nothing was sent. Receive the messages that were sent
+///   to this rank, and call again.
 /// - `MP_ERROR_TIMEOUT` if the message queue of `rank` was locked for 30 seconds by a process that was stopped inside a
 ///   call. Nothing was sent.
 /// - `MP_ERROR_NOT_SUPPORTED` for GPU memory that cannot be shared, and if `stream` is being captured.
@@ -278,8 +278,8 @@ pub unsafe extern "C" fn mp_message_get_info(request: mp_request_t, matched: *mu
     })
 }
 
-/// Creates a descriptor of the `bytes` bytes at `data`, with which one other rank of the node can copy (fetch) them to
-/// its own memory. The data are valid after earlier work in `stream` has written them. Does not block.
+/// Creates a descriptor of the buffer of `bytes` bytes at `data`, with which one other rank of the node can copy
+/// (fetch) the buffer to its own memory. The data are read after earlier work in `stream` has finished. Does not block.
 ///
 /// The program sends the descriptor to the other rank in any way. That rank calls `mp_message_fetch` once, at any time.
 /// The memory must stay allocated and unchanged until the request `*released` has ended. The caller owns `*released`.
@@ -308,7 +308,7 @@ pub unsafe extern "C" fn mp_message_describe(
 /// Copies the data that a descriptor from `mp_message_describe` describes into the buffer of `bytes` bytes at `data`,
 /// after earlier work in `stream`. Does not block. Buffer, stream and request behave as in `mp_receive`.
 ///
-/// `messenger` must be this rank's messenger of the same `mp_messenger_create` call as the messenger that created the
+/// `messenger` must come from the same collective call of `mp_messenger_create` as the messenger that created the
 /// descriptor.
 ///
 /// Errors:

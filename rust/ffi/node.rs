@@ -188,9 +188,10 @@ pub unsafe extern "C" fn mp_node_allgather(
     })
 }
 
-/// Lists the GPUs that this rank uses, in the numbering of its context. These are the GPUs of `options->devices` or,
-/// without that list, this rank's share of the visible GPUs. If several ranks list the same GPU, the rank that has the
-/// fewest GPUs so far uses it; among equals, the lowest rank.
+/// Lists the GPUs that this rank uses, in the numbering of its context. These are the GPUs of
+/// `mp_node_options_t::devices` or, without that list, this rank's share of the visible GPUs. If several ranks list the
+/// same GPU, the rank that has the fewest GPUs so far uses it. If several of them have equally few GPUs, the lowest
+/// rank uses it.
 ///
 /// `*count` receives the number of GPUs. If `devices` is NULL, only `*count` is written. Otherwise `devices` has room
 /// for `capacity` numbers. May be called from any thread.
@@ -234,7 +235,7 @@ pub unsafe extern "C" fn mp_node_device(node: mp_node_t, device: *mut i32) -> mp
     })
 }
 
-/// Destroys a node. Its plans and messengers stay valid, and are destroyed separately, before or after the node
+/// Destroys a node. Plans and messengers of the node stay valid, and are destroyed separately, before or after the node
 /// (docs/guide/concepts.md, "Ending"). The other ranks need not call it at the same time. May be called from any
 /// thread.
 ///
@@ -276,9 +277,9 @@ pub extern "C" fn mp_node_destroy(node: mp_node_t) -> mp_status_t {
 /// - A single process can use these plans with a node of one rank.
 ///
 /// Several plans in one stream: all ranks must enqueue the steps of these plans in the same order, otherwise the ranks
-/// deadlock. `mp_execute` detects this deadlock between two ranks outside of captures, for plans without partitions
-/// that are at most 255 steps apart. It then fails with `MP_ERROR_INVALID_ARGUMENT`, and the plan fails on both ranks
-/// with `MP_ERROR_PEER_GONE`.
+/// deadlock. `mp_execute` detects this deadlock if two ranks cause it, the steps are not captured, the plans have no
+/// partitions, and the steps that are in the wrong order are at most 255 steps apart. `mp_execute` then fails with
+/// `MP_ERROR_INVALID_ARGUMENT`, and the plan fails on both ranks with `MP_ERROR_PEER_GONE`.
 ///
 /// Errors:
 /// - The errors of `mp_plan`.

@@ -107,7 +107,7 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
     })
 }
 
-/// Returns the agents (movers of partitions) that a bit mask selects.
+/// Returns the agents (hardware that copies partitions) that a bit mask selects.
 fn agents_of(bits: u32, tells: bool) -> Result<Vec<Agent>, Failure> {
     if bits & !0b111 != 0 {
         let reason = "bits 0 (MP_AGENT_AUTO) to 2 (MP_AGENT_PRODUCER), or 0 for MP_AGENT_COPY_ENGINE";
@@ -139,8 +139,8 @@ fn trigger_of(of: &Trigger) -> mp_trigger_t {
 }
 
 /// Begins a step (one execution) of a plan with partitions, in stream order. Does not block. The step starts after all
-/// earlier work in `stream` and after the previous step. Order consumers of the previous step's partitions before this
-/// call. May be called from any thread, but not from a host function.
+/// earlier work in `stream` and after the previous step. Kernels that read data of the previous step must be ordered
+/// before this call. May be called from any thread, but not from a host function.
 ///
 /// A step consists of three calls:
 /// 1. `mp_plan_arm` begins the step.
@@ -157,9 +157,9 @@ fn trigger_of(of: &Trigger) -> mp_trigger_t {
 /// `MP_AGENT_AUTO` if `arrivals` is off, the stream of `mp_execute` must also be ordered after the producers. The
 /// reason is that the producers may store the data themselves, or that all data may be copied after the producers.
 ///
-/// Each call must be followed by one `mp_execute`. If the plan is destroyed before that, the other ranks get
-/// `MP_ERROR_PEER_GONE`. The memory to which they write in this step must then stay allocated until they have destroyed
-/// their plans.
+/// Each call of `mp_plan_arm` must be followed by one `mp_execute`. If the plan is destroyed before that, the other
+/// ranks get `MP_ERROR_PEER_GONE`. The memory to which they write in this step must then stay allocated until they have
+/// destroyed their plans.
 ///
 /// Errors: the errors of `mp_execute`; `MP_ERROR_INVALID_ARGUMENT` if a step has already begun or the plan has no
 /// partitions.

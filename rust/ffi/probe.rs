@@ -18,9 +18,10 @@ use std::path::Path;
 /// time.
 ///
 /// NULL `options` selects a full probe. Its result is stored in a file that contexts of this user on these GPUs use
-/// from then on. Only such a probe also tunes: it executes alternative plans and stores those that are faster than the
-/// model's plans. It tunes single copies from and to host memory and, with three or more GPUs, all-to-all operations of
-/// all GPUs. If tuning fails, a log warning is written, and the result is stored without tuning.
+/// from then on. A full probe whose result is stored in this file also tunes: it executes alternative plans and stores
+/// those that are faster than the model's plans. It tunes single copies from and to host memory and, with three or more
+/// GPUs, all-to-all operations of all GPUs. If tuning fails, a log warning is written, and the result is stored without
+/// tuning.
 ///
 /// The probe checks its own predictions. If their median error exceeds 20 %, the result is not tuned and not stored,
 /// and contexts do not use it. On the host backend the probe measures copies by CPU threads, and stores the result only

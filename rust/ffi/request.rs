@@ -143,12 +143,12 @@ pub(super) fn with_operation<T>(request: mp_request_t, ask: impl FnOnce(&Operati
     Ok(ask(operation_of(&completion_of(request)?.1, c"request")?))
 }
 
-/// Tries to cancel a send or receive that has not matched, or a described buffer that was not fetched. Does not block.
-/// May be called from any thread.
+/// Tries to cancel a send or receive that has not matched, or the offer of a buffer (`mp_message_describe`) that was
+/// not fetched. Does not block. May be called from any thread.
 ///
-/// `*cancelled` receives 1 if the operation was cancelled; the request then ends with `MP_ERROR_CANCELLED`. It receives
-/// 0 if it is too late; the operation then continues. In both cases the caller must still wait for or destroy the
-/// request.
+/// `*cancelled` receives 1 if the operation was cancelled. The request then ends with `MP_ERROR_CANCELLED`.
+/// `*cancelled` receives 0 if the operation can no longer be cancelled. It then continues. In both cases the caller
+/// must still wait for the request or destroy it.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 #[unsafe(no_mangle)]
@@ -202,15 +202,15 @@ impl RequestFunction {
 /// Calls `function` once, with `user` and the final status, when the operation of a request has ended. Does not block.
 /// May be called from any thread.
 ///
-/// The function runs on the context's thread `mpgpu-callback`, which starts with the first call of this kind. On that
-/// thread `mp_last_error` returns the error text of the operation. The function may call the library, but delays other
-/// callbacks of the context.
+/// `function` runs on the context's thread `mpgpu-callback`, which the first callback starts. On that thread
+/// `mp_last_error` returns the error text of the operation. `function` may call the library, but delays other callbacks
+/// of the context.
 ///
-/// Avoid deadlocks: the function must not wait for a stream that waits for a receive into pageable host memory, because
+/// Avoid deadlocks: `function` must not wait for a stream that waits for a receive into pageable host memory, because
 /// the callback thread may have to copy the received data. A thread that destroys the context or the request's
 /// messenger must not hold a lock that the function acquires, for example Python's interpreter lock.
 ///
-/// The request stays valid, and may be waited for or destroyed before the function is called. Destroying the context
+/// The request stays valid, and may be waited for or destroyed before `function` is called. Destroying the context
 /// calls all functions that were not called yet.
 ///
 /// Errors:

@@ -16,15 +16,16 @@ const _: () = assert!(size_of::<mp_memory_handle_t>() == handle::BYTES);
 /// Exporting the same range again returns an equal handle. Does not block. May be called from any thread.
 ///
 /// The range must be within one allocation. It may come from `mp_alloc` (GPU memory) or `mp_alloc_shared` (host memory)
-/// of this context. On CUDA it may also come from `cudaMalloc`, from the virtual memory API or from a memory pool. The
-/// latter two must have been created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. If `cuMemMap` has mapped several
-/// chunks into one range, each chunk is a separate allocation.
+/// of this context. On CUDA it may also come from `cudaMalloc`, from the virtual memory API or from a memory pool.
+/// Memory of the virtual memory API and memory pools must have been created with the handle type
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. If `cuMemMap` has mapped several chunks into one range, each chunk is a
+/// separate allocation.
 ///
-/// The caller keeps ownership of the allocation. Importers map the whole allocation. They can do so until it is freed
+/// The caller keeps ownership of the allocation. Importers map the whole allocation. They can map it until it is freed
 /// or the context is destroyed. Handles of freed memory are rejected, even if the address is in use again.
 ///
-/// Importers should close the memory before the owner frees it. Otherwise, on the host backend their mapping then
-/// contains zeros, and on CUDA the mapping must no longer be used.
+/// Importers should close the memory before the owner frees it. If the owner frees it first, the importers' mapping
+/// contains zeros on the host backend, and must no longer be used on CUDA.
 ///
 /// The handle works like a key: every process of this user that has it can read and write the allocation. Processes of
 /// other users cannot. The first export starts a thread that answers importers.
@@ -131,8 +132,8 @@ fn handle_of(handle: *const mp_memory_handle_t) -> Result<Handle, Failure> {
 /// function.
 ///
 /// `pointer` is the address of the mapping, `bytes` its size, and `ipc_handle` the 64-byte handle that the caller
-/// opened. `device` is the GPU that contains the memory. It can differ from the GPU that the driver reports, which is
-/// the one through which the mapping was opened. Other GPUs that copy this memory also open the handle.
+/// opened. `device` is the GPU that contains the memory. The driver may report another GPU, namely the one through
+/// which the mapping was opened. Other GPUs that copy this memory also open the handle.
 ///
 /// The caller keeps ownership of the mapping. Call `mp_memory_close` before closing the mapping.
 ///
@@ -175,7 +176,8 @@ pub unsafe extern "C" fn mp_memory_adopt(
 /// finished, and then unmaps the allocation. Plans that use it can no longer be executed.
 ///
 /// For memory from `mp_memory_adopt` the call does not block. It closes the mappings that other GPUs have opened, but
-/// not the caller's own mapping. The caller must wait for its work before it closes that mapping.
+/// not the caller's own mapping. Before the caller closes its own mapping, it must wait for all work that uses the
+/// mapping.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `pointer` is not the address of open memory of this
 /// kind in this context.
@@ -312,7 +314,7 @@ pub unsafe extern "C" fn mp_stream_raise_signals(
 /// (`mp_stream_raise_signals` does). May be called from any thread, but not from a host function.
 ///
 /// The counter must be in memory of this context or in imported memory, and the CPU must be able to access it. On CUDA
-/// it must be in host memory from `mp_alloc_shared`. On the host backend any such memory is accepted.
+/// it must be in host memory from `mp_alloc_shared`.
 ///
 /// Errors: the errors of `mp_stream_raise_signals`, except those about streams.
 #[unsafe(no_mangle)]

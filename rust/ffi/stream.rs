@@ -47,9 +47,9 @@ pub extern "C" fn mp_stream_destroy(context: mp_context_t, stream: mp_stream_t) 
 ///
 /// Errors:
 /// - `MP_ERROR_INVALID_HANDLE`.
-/// - `MP_ERROR_PEER_GONE`, once, if a wait was abandoned because a process exited. This is a wait for signals or in a
-///   plan of `mp_node_plan`, in this stream or in a stream for which this stream has waited. See
-///   `mp_stream_wait_signals`.
+/// - `MP_ERROR_PEER_GONE` if a wait was abandoned because a process exited. The wait was made by
+///   `mp_stream_wait_signals` or by a plan of `mp_node_plan`, in this stream or in a stream for which this stream has
+///   waited. Each abandoned wait is reported once. See `mp_stream_wait_signals`.
 /// - Any other error is a failure of work in the stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_stream_synchronize(context: mp_context_t, stream: mp_stream_t) -> mp_status_t {
@@ -212,9 +212,9 @@ pub extern "C" fn mp_event_record(context: mp_context_t, event: mp_event_t, stre
 ///
 /// Errors:
 /// - `MP_ERROR_INVALID_HANDLE`.
-/// - `MP_ERROR_PEER_GONE` if the recorded work contained an abandoned wait (see `mp_stream_wait_signals`). Each call
-///   returns it, until the event is recorded in a stream that has already reported the error. For a `cudaEvent_t` that
-///   `mp_event_record` recorded, it is returned once.
+/// - `MP_ERROR_PEER_GONE` if the recorded work contained a wait that was abandoned because a process exited (see
+///   `mp_stream_wait_signals`). Each call returns this error, until the event is recorded again in a stream that has
+///   already reported the error. For a `cudaEvent_t` that `mp_event_record` recorded, the error is returned once.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_event_synchronize(context: mp_context_t, event: mp_event_t) -> mp_status_t {
     guard(|| Ok(find(context)?.synchronize_event(event_of(event))?))

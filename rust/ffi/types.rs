@@ -146,16 +146,18 @@ pub enum mp_switch_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum mp_signal_wait_t {
-    /// Method named by `MPGPU_SIGNAL_WAIT`. If the variable is not set, streams wait by stream operations.
+    /// Method that the environment variable `MPGPU_SIGNAL_WAIT` selects. If it is not set, streams wait by stream
+    /// operations.
     ///
-    /// Exception: executions of a plan of `mp_node_plan` that move few bytes between ranks with one GPU each wait in
-    /// one kernel per rank. After a rank was late, some of them wait by stream operations, too. See
+    /// Exception: in a plan of `mp_node_plan` that moves little data between ranks with one GPU each, one kernel per
+    /// rank waits. After a rank was late, some executions of such a plan wait by stream operations. See
     /// docs/reference/waiting.md.
     MP_SIGNAL_WAIT_DEFAULT = 0,
     /// Stream memory operation (`cuStreamWaitValue64` on CUDA). It occupies no multiprocessor.
     MP_SIGNAL_WAIT_OPERATION = 1,
-    /// Kernel of one warp that polls the counter. It reacts about 4 us sooner than a stream operation, but occupies the
-    /// GPU while it waits. docs/reference/waiting.md lists the conditions. The host backend ignores this value.
+    /// Kernel of one warp that polls the signal's counter. It reacts about 4 us sooner than a stream operation, but
+    /// occupies part of a multiprocessor while it waits. docs/reference/waiting.md lists the cases in which this method
+    /// must not be used. The host backend ignores this value.
     MP_SIGNAL_WAIT_KERNEL = 2,
 }
 
@@ -218,7 +220,8 @@ pub struct mp_request {
 
 /// Stream: a queue whose work runs in order. The type is the same as `cudaStream_t`. NULL is the default stream.
 pub type mp_stream_t = *mut CUstream_st;
-/// Event: a point in a stream for which other streams can wait. On CUDA a `cudaEvent_t` is accepted too.
+/// Event: a point in a stream for which other streams can wait. The C type is that of `cudaEvent_t`, and functions of
+/// this library that take an event also accept a `cudaEvent_t`.
 pub type mp_event_t = *mut CUevent_st;
 /// Context: the library's state for one process: backend, topology, plan cache, streams and memory. The handle is a
 /// number, not an address, so the library can detect destroyed contexts.
@@ -248,17 +251,20 @@ pub struct mp_context_options_t {
     pub backend: mp_backend_value,
     /// Topology of the machine: name of a built-in preset or path of a topology file, UTF-8. Read during the call only.
     pub topology: *const c_char,
-    /// Maximum size of the staging buffers on each device, bytes. Host memory that CPU threads use to copy pageable
-    /// memory has a separate limit of the same size.
+    /// Maximum size of the context's staging buffers on each device, bytes. The pinned host buffers through which CPU
+    /// threads copy pageable memory have a separate limit of the same size. 0 selects the default.
     pub staging_bytes: u64,
-    /// Maximum number of plans in the plan cache. Planning a cached request again takes only a look-up.
+    /// Maximum number of plans in the plan cache. Planning a cached request again takes only a look-up. 0 selects the
+    /// default.
     pub cache_plans: u64,
     /// Method by which streams wait for signals.
     pub signal_wait: mp_signal_wait_value,
-    /// Maximum number of CPU threads that copy between pageable and pinned host memory, at most 256. -1 for no threads.
+    /// Maximum number of CPU threads that copy between pageable and pinned host memory, at most 256. 0 selects the
+    /// default. -1 selects no threads; the driver then makes these copies.
     pub host_threads: i32,
-    /// Maximum number of plans whose CUDA graphs the context keeps. Plans that differ only in their addresses count
-    /// once. If there are more, the context drops the graphs of the plan that was launched least recently.
+    /// Maximum number of plans whose CUDA graphs the context caches. Plans that differ only in their addresses count
+    /// once. If the limit is exceeded, the context drops the graphs of the plan that was launched least recently. 0
+    /// selects the default.
     pub cache_graphs: u64,
 }
 
@@ -271,30 +277,32 @@ pub struct mp_plan_options_t {
     pub size: usize,
     /// Mechanism by which the plan is executed.
     pub engine: mp_engine_value,
-    /// Maximum number of paths over which one transfer is distributed.
+    /// Maximum number of paths over which one transfer is distributed. 0 lets the library choose.
     pub max_paths: u32,
     /// `MP_ON` (the default) if copies between GPUs may use a path through host memory.
     pub host_path: mp_switch_value,
-    /// Chunk size on paths with staging buffers, bytes; at least 4096. The library uses smaller chunks if the staging
-    /// limit requires it.
+    /// Size of the chunks in which data pass through staging buffers, bytes, at least 4096. The library uses smaller
+    /// chunks if the staging limit requires it. 0 lets the library choose.
     pub chunk_bytes: u64,
-    /// Transfer size below which a transfer uses only one path, bytes.
+    /// Minimum size of a transfer that uses several paths, bytes. Smaller transfers use one path. 0 lets the library
+    /// choose.
     pub min_bytes: u64,
-    /// Maximum size of the plan's staging buffers on each device, bytes. Cannot exceed the limit of the context.
+    /// Maximum size of the plan's staging buffers on each device, bytes. It must not exceed the limit of the context,
+    /// which 0 selects.
     pub staging_bytes: u64,
-    /// Bit mask of the GPUs through which the data of other GPUs may be forwarded. Bit `g` represents GPU `g`. In plans
-    /// of `mp_node_plan` bit `g` represents the `g`-th GPU of the node; the GPUs are counted rank by rank, in the order
-    /// in which each rank lists or sees them. `MP_RELAY_NONE` allows no GPU.
+    /// Bit mask of the GPUs through which the data of other devices may be forwarded. Bit `g` represents GPU `g`. In
+    /// plans of `mp_node_plan` the GPUs of the node are counted rank by rank, in the order in which each rank lists or
+    /// sees them. `MP_RELAY_NONE` allows no GPU. 0 allows all GPUs, unless the environment variable states otherwise.
     pub relay_gpus: u64,
     /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. The variants are: all
     /// paths; all paths, but with half as much data on the indirect ones; only direct paths. In plans of `mp_node_plan`
     /// this option affects only `MP_AGENT_AUTO`.
     pub adapt: mp_switch_value,
-    /// Number of chunks on each path through another GPU. Overrides `chunk_bytes`. The library uses more chunks if the
-    /// staging limit requires it.
+    /// Number of chunks into which data are divided on each path through another GPU. Overrides `chunk_bytes`. The
+    /// library uses more chunks if the staging limit requires it. 0 lets the library choose.
     pub relay_chunks: u32,
-    /// Number of chunks on each path through host memory. Overrides `chunk_bytes`. The library uses more chunks if the
-    /// staging limit requires it.
+    /// Number of chunks into which data are divided on each path through host memory. Overrides `chunk_bytes`. The
+    /// library uses more chunks if the staging limit requires it. 0 lets the library choose.
     pub host_chunks: u32,
 }
 
@@ -304,12 +312,14 @@ pub struct mp_plan_options_t {
 pub struct mp_probe_options_t {
     /// Size of this struct, bytes. `MP_PROBE_OPTIONS_INIT` sets it.
     pub size: usize,
-    /// Path of the file for the result, UTF-8. Read during the call only. NULL selects a file in the user's cache
-    /// directory. Contexts on the same GPUs find that file and the tuning file next to it.
+    /// Path of the topology file to which the probe (measurement of the machine) writes its result, UTF-8. Read during
+    /// the call only. NULL selects a file in the user's cache directory, which contexts on the same GPUs find together
+    /// with the tuning file next to it.
     pub file: *const c_char,
-    /// `MP_ON` (the default) if the result is written to a file.
+    /// `MP_ON` (the default) if the topology file that the probe produces is stored on disk. If `MP_OFF`, only
+    /// `mp_context_probed` returns it.
     pub keep: mp_switch_value,
-    /// `MP_ON` for fewer and shorter measurements without tuning. Off by default.
+    /// `MP_ON` if the probe makes fewer and shorter measurements and tunes nothing. Off by default.
     pub quick: mp_switch_value,
 }
 
@@ -401,12 +411,12 @@ pub struct mp_node_options_t {
 pub struct mp_messenger_options_t {
     /// Size of this struct, bytes. `MP_MESSENGER_OPTIONS_INIT` sets it.
     pub size: usize,
-    /// Maximum number of pending operations of one rank: sends and described buffers that are not yet received and,
-    /// counted separately, receives and fetches that have not ended. From 1 to 65,536. Each operation takes 4 KiB of
-    /// shared memory. 0 selects 1,024.
+    /// Maximum number of pending operations of one rank, from 1 to 65,536. Two groups are counted separately, each with
+    /// this limit: sends and described buffers (`mp_message_describe`) that no rank has received or fetched yet, and
+    /// receives and fetches that have not ended. Each operation takes 4 KiB of shared memory. 0 selects 1,024.
     pub operations: u32,
-    /// Maximum number of messages of one rank that may wait for matching receives of one other rank, from 1 to
-    /// 1,048,576. 0 selects 4,096. `operations` is a further limit.
+    /// Maximum number of messages from one rank that wait at one other rank for a matching receive, from 1 to
+    /// 1,048,576. 0 selects 4,096. The limit `operations` also applies.
     pub messages: u32,
 }
 
@@ -480,18 +490,19 @@ pub struct mp_piece_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum mp_agent_t {
-    /// The library chooses what performs the copies. It uses copy engines, with the number of partitions that
-    /// `mp_node_tune_partitions` found best for such transfers. Without such a result in rank 0's tuning file, the
-    /// performance model chooses the number.
+    /// The library chooses how the partitions are copied. By default it uses copy engines, with the number of
+    /// partitions that `mp_node_tune_partitions` found best for similar transfers. If rank 0's tuning file has no such
+    /// result, the performance model chooses the number.
     ///
-    /// If `arrivals` is off, executions measure several methods and use the fastest: copy each partition by itself,
-    /// copy several together, or copy all after the producers. If `stores` is on, the producers may also store directly
-    /// at the destination. If `adapt` of the plan's options is off, executions do not measure.
+    /// If `arrivals` is off, executions measure several methods and then use the fastest: copy each partition by
+    /// itself, copy several partitions together, or copy all of them after the producers have finished. If `stores` is
+    /// on, a further method is measured: the producers store directly at the destination. If `adapt` of the plan's
+    /// options is off, executions measure nothing.
     MP_AGENT_AUTO = 0,
     /// Copy engines copy each partition by itself, over all paths of the plan. They occupy no multiprocessor.
     MP_AGENT_COPY_ENGINE = 1,
-    /// The producing kernels perform no separate copy: they store their results directly at the destination address,
-    /// which `mp_trigger_t` gives them.
+    /// No copy is made: the producing kernels store their results directly at the destination, whose address they read
+    /// from `mp_trigger_t::step`.
     MP_AGENT_PRODUCER = 2,
 }
 
@@ -502,19 +513,20 @@ pub enum mp_agent_t {
 pub struct mp_partition_options_t {
     /// Size of this struct, bytes. `MP_PARTITION_OPTIONS_INIT` sets it.
     pub size: usize,
-    /// Number of partitions of each transfer, at most 4096. 0 lets the library choose. To use partitions of different
-    /// sizes, pass several transfers.
+    /// Number of equal partitions into which each transfer is divided, at most 4096. 0 lets the library choose the
+    /// number. For partitions of different sizes, divide the data into several transfers.
     pub count: u32,
     /// Agent (hardware) that performs the copies, for example copy engines. See `mp_agent_t`.
     pub agent: mp_agent_value,
     /// `MP_ON` (the default) if receivers are notified when each partition arrives. With copy engines a notification
     /// takes about 2 us per partition. With `MP_AGENT_PRODUCER` receivers are always notified.
     pub arrivals: mp_switch_value,
-    /// `MP_ON` if `MP_AGENT_AUTO` may choose that the producers store directly at the destination. Off by default.
-    /// Ignored if a kernel cannot access the destination, or if `arrivals` is on.
+    /// `MP_ON` allows `MP_AGENT_AUTO` to have the producing kernels store their results directly at the destination, so
+    /// that no copy is needed. Off by default. Ignored if a kernel cannot access the destination, or if `arrivals` is
+    /// on.
     ///
-    /// Requirements: the producers are kernels that write to the address from `mp_trigger_t::step`; nothing reads the
-    /// sent bytes at the source; and the stream of `mp_execute` is ordered after the producers.
+    /// Requirements: the producing kernels write to the address from `mp_trigger_t::step`, nothing reads the sent data
+    /// at the source, and the stream passed to `mp_execute` is ordered after the producing kernels.
     pub stores: mp_switch_value,
 }
 
@@ -525,52 +537,56 @@ pub struct mp_partition_options_t {
 pub struct mp_partition_tuning_t {
     /// Size of this struct, bytes. `MP_PARTITION_TUNING_INIT` sets it.
     pub size: usize,
-    /// Bit mask of the agents (`mp_agent_t`: what performs the copies) to measure, for example `1 <<
-    /// MP_AGENT_COPY_ENGINE`. 0 selects only copy engines.
+    /// Bit mask of the agents (values of `mp_agent_t`) to measure, for example `1 << MP_AGENT_COPY_ENGINE`. 0 selects
+    /// only copy engines.
     ///
-    /// Include `MP_AGENT_PRODUCER` only if the producers write to the address from `mp_trigger_t::step`.
-    /// `MP_AGENT_AUTO` requires that `arrivals` is off. Its measurement starts with 48 untimed executions, in which it
-    /// chooses a method. It considers stores by the producers only if the mask also contains `MP_AGENT_PRODUCER`.
+    /// Include `MP_AGENT_PRODUCER` only if the producers write to the address from `mp_trigger_t::step`. Include
+    /// `MP_AGENT_AUTO` only if `arrivals` is off. The measurement of `MP_AGENT_AUTO` starts with 48 untimed executions,
+    /// in which the library chooses a method. It lets the producers store at the destination only if the mask also
+    /// contains `MP_AGENT_PRODUCER`.
     pub agents: u32,
-    /// Number of times that each candidate is executed and timed, at most 1000. 0 selects 7.
+    /// Number of timed executions of each candidate (combination of an agent and a number of partitions), at most 1000.
+    /// 0 selects 7.
     pub rounds: u32,
     /// `MP_ON` (the default) if receivers are notified when each partition arrives, as in `mp_partition_options_t`.
     pub arrivals: mp_switch_value,
-    /// Number of thread blocks of the producing kernel. The tuning file keeps the results of different numbers apart. 0
-    /// if the program uses only one number.
+    /// Number of thread blocks of the producing kernel. The tuning file stores separate results for each number. Pass 0
+    /// if the program always uses the same number of blocks.
     pub blocks: u32,
-    /// Path of the tuning file to which rank 0 writes all measurements, for `mpgpu tune partitions`. The file is
-    /// created if it does not exist. NULL selects the file that `MPGPU_TUNING_FILE` names. If that variable is not set
-    /// either, the measurements are not stored.
+    /// Path of the tuning file to which rank 0 writes all measurements. The command `mpgpu tune partitions` prints
+    /// them. The file is created if it does not exist. NULL selects the file that the environment variable
+    /// `MPGPU_TUNING_FILE` names. If the variable is not set either, the measurements are not stored.
     pub file: *const c_char,
 }
 
-/// Addresses and sizes with which kernels mark the partitions of one transfer ready and detect their arrival. Pass it
-/// to `mpgpu::trigger` of mpgpu/trigger.cuh. Initialise with `MP_TRIGGER_INIT`.
+/// Trigger: addresses and sizes with which kernels mark the partitions of one transfer ready and detect their arrival.
+/// Pass this struct to the constructor of `mpgpu::trigger` (mpgpu/trigger.cuh). Initialise with `MP_TRIGGER_INIT`.
 ///
-/// `counters` is in memory of the source's device. All other addresses are in host memory that GPUs can access. All
-/// addresses are valid until the plan is destroyed.
+/// `step` and `counters` point to memory of the device that owns the source. `ready` and `arrived` point to host memory
+/// that GPUs can access. All addresses are valid until the plan is destroyed.
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_trigger_t {
     /// Size of this struct, bytes. `MP_TRIGGER_INIT` sets it.
     pub size: usize,
-    /// Two words for the producers of the current step (one execution of the plan). They are valid from `mp_plan_arm`
-    /// to the end of the step.
-    /// - Word 0 is the address to which the producers write: in the source, or in the destination if the producers
-    ///   store there directly.
-    /// - Word 1 is 1 if the producers count ready partitions. It is 0 if all bytes are copied after the producers, or
-    ///   if the producers store at the destination and no receiver is notified.
+    /// Address of two 64-bit words for the producing kernels. The library sets them in each step (execution of the
+    /// plan). They are valid for kernels that run after `mp_plan_arm` and before the end of the step.
+    /// - Word 0 is the address to which the producing kernels write: the source of the transfer, or its destination if
+    ///   the kernels store there directly.
+    /// - Word 1 is 1 if the producing kernels must mark partitions ready. It is 0 if all data are copied after the
+    ///   kernels have finished, or if the kernels store at the destination and no receiver is notified.
     ///
     /// NULL on a rank that does not send the transfer.
     pub step: *const u64,
-    /// Array of flags, one per partition. A flag is set to 1 when its partition is ready. NULL on a rank that does not
-    /// send the transfer.
+    /// Array of flags, one per partition. The producing kernels set a flag to 1 when its partition is ready to be
+    /// copied. NULL on a rank that does not send the transfer.
     pub ready: *mut u64,
-    /// Array of flags, `arrived_flags` per partition in partition order. A partition has arrived when all of its flags
-    /// are 1. NULL on a rank that does not receive the transfer or is not notified.
+    /// Array of flags: `arrived_flags` consecutive flags for each partition, in the order of the partitions. A
+    /// partition has arrived when all of its flags are 1. NULL on a rank that does not receive the transfer, or if
+    /// receivers are not notified.
     pub arrived: *const u64,
-    /// Array of counters, one per partition, that the producers increment. The counters are 0 between steps.
+    /// Array of counters, one per partition, in which the producing kernels count how much of the partition they have
+    /// written. The counters are 0 between steps. NULL on a rank that does not send the transfer.
     pub counters: *mut u64,
     /// Size of the transfer, bytes.
     pub bytes: u64,
@@ -578,7 +594,7 @@ pub struct mp_trigger_t {
     pub partition_bytes: u64,
     /// Number of partitions of the transfer.
     pub partitions: u32,
-    /// Number of arrival flags per partition.
+    /// Number of flags in `arrived` for each partition.
     pub arrived_flags: u32,
 }
 
@@ -613,7 +629,7 @@ pub struct mp_plan_info_t {
     pub size: usize,
     /// Predicted time of one execution, seconds.
     pub predicted_seconds: f64,
-    /// Predicted time of the same transfers if each used only one path, seconds.
+    /// Predicted time of one execution if each transfer used only one path, seconds.
     pub direct_seconds: f64,
     /// Total size of the plan's transfers, bytes. For a plan of `mp_node_plan` it includes the transfers of all ranks.
     pub bytes: u64,
@@ -626,8 +642,8 @@ pub struct mp_plan_info_t {
     /// Median of the last measured execution times of the plan variant that is in use, seconds. 0 if no execution was
     /// measured. See `mp_plan_options_t::adapt`.
     pub measured_seconds: f64,
-    /// Median of the last measured times of executions that used only direct copies, seconds. 0 if no such execution
-    /// was measured.
+    /// Median of the last measured execution times of the plan variant that uses only direct copies, seconds. 0 if no
+    /// such execution was measured.
     pub measured_direct_seconds: f64,
 }
 
@@ -713,7 +729,7 @@ pub type mp_log_callback_t =
 pub type mp_allgather_t = Option<unsafe extern "C" fn(user: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> c_int>;
 
 /// Callback that enqueues in `stream` the kernels that produce the data of one execution of a plan with partitions.
-/// `triggers` has `count` elements, one for each transfer that this rank passed, in the same order.
+/// `triggers` has `count` elements: the triggers of the transfers that this rank passed, in the same order.
 ///
 /// The callback returns 0 on success and any other number on failure. It may call functions of this library, except
 /// collective ones (those that all ranks call together). It must return: no `longjmp`, no exception.
