@@ -18,8 +18,8 @@
 /// @endcode
 ///
 /// The blocks of several participants are contiguous, in the order of the participants. A block that is already at its
-/// destination is not copied. An example is a source of `all_gather` inside the participant's own destination
-/// (`MPI_IN_PLACE`). An in-place all-to-all would need temporary memory, so planning it fails.
+/// destination is not copied. This allows an in-place `all_gather` (`MPI_IN_PLACE`), in which each source lies inside
+/// the destination of the same participant. An in-place all-to-all would need temporary memory, so planning it fails.
 
 #include <mpgpu/error.hpp>
 #include <mpgpu/node.hpp>
@@ -233,7 +233,7 @@ class byte_sizes {
 }
 
 /// Returns a rank's descriptors for a scatter, a gather or an all-gather. The source of a scatter and the destination
-/// of the others contain all blocks, on the root or, for an all-gather, on every rank.
+/// of a gather contain all blocks on the root. The destination of an all-gather contains all blocks on every rank.
 template <class T>
 [[nodiscard]] std::vector<half_transfer> halves_of_blocks(mp_collective_t collective, const node &ranks, int root,
                                                           device_span<const T> from, device_span<T> to,

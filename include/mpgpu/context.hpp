@@ -73,10 +73,12 @@ struct context_options {
 
 /// Options of `context::probe`, which measures the machine.
 struct probe_options {
-    /// Path of the file for the result. If it is empty, a file in the user's cache directory is used. Contexts on the
-    /// same GPUs find that file and the tuning file next to it.
+    /// Path of the topology file to which the measurements are written. If it is empty, a file in the user's cache
+    /// directory is used. Contexts that are created later on the same GPUs find that file, and the tuning file next to
+    /// it, automatically.
     std::string file;
-    /// True if the result is written to a file.
+    /// True if the measurements are written to the topology file `file`, so that contexts that are created later use
+    /// them.
     bool keep = true;
     /// True for fewer and shorter measurements without tuning.
     bool quick = false;
@@ -87,8 +89,8 @@ using context_statistics = mp_statistics_t;
 /// Resources that a context holds on one device. An alias of the C struct.
 using device_statistics = mp_device_statistics_t;
 
-/// Context: the library's state for one process: backend, topology, plan cache, streams and memory. Usually a process
-/// creates one context. All threads may use it.
+/// Context: the library's state for one process. It contains the backend, topology, plan cache, streams and memory.
+/// Usually a process creates one context, which all threads may use.
 ///
 /// Owns its C handle and is move-only. The destructor blocks until the work that is enqueued in this context has
 /// finished. It then frees all resources of the context, including memory. Other objects that were created with the
@@ -142,8 +144,8 @@ class context {
     }
 
     /// Probes (measures) the machine: the speed of copies, which copies slow each other down, and whether data arrive
-    /// intact. Contexts that are created later use the result. This context does not. With default options the probe
-    /// also tunes plans for copies of host memory and for all-to-all operations; see `mp_context_probe`.
+    /// intact. Contexts that are created later use the measurements. This context does not. With default options the
+    /// probe also tunes plans for copies of host memory and for all-to-all operations; see `mp_context_probe`.
     ///
     /// Blocks for seconds. Uses memory on every device and all links, so no other work should run. Throws
     /// `argument_error`, `out_of_memory`, `not_supported`, `configuration_error`, `driver_error`.

@@ -29,8 +29,8 @@ class device {
         return device(domain >= 0 ? -1 - domain : std::numeric_limits<std::int32_t>::min());
     }
 
-    /// Returns `MP_DEVICE_AUTO`, with which the library itself finds the device that owns the address of a transfer. An
-    /// address that the library does not know counts as pageable host memory.
+    /// Returns the placeholder `MP_DEVICE_AUTO`. The library then determines the device that owns the address of a
+    /// transfer. An address that the library does not know counts as pageable host memory.
     [[nodiscard]] static constexpr device automatic() noexcept { return device(MP_DEVICE_AUTO); }
 
     /// Returns the device with this number in the C API. GPUs have the numbers 0, 1, 2 and so on; host NUMA domains

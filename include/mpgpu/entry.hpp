@@ -87,8 +87,8 @@ template <class T> [[nodiscard]] array_view<const std::byte> entry_arguments(con
     return {reinterpret_cast<const std::byte *>(&value), sizeof(T)};
 }
 
-/// Message that has arrived, as the registered functions receive it. The function `post` sets the destinations of its
-/// parts (buffers). The function `entry` is called when the parts have arrived there.
+/// Arrived message, which is passed to the functions that are registered for its tag. The function `post` sets the
+/// destinations of its parts (buffers). The function `entry` is called when the parts have arrived there.
 class arrival {
   public:
     arrival(const arrival &) = delete;
@@ -158,14 +158,15 @@ class arrival {
 
     using function = std::function<void(arrival &)>;
 
-    /// Refers to functions that the owning `entries` holds.
+    /// Constructs an arrived message. Keeps references to `messages`, `post` and `entry`, which must outlive it.
     arrival(const messenger &messages, const message_info &info, const function &post, const function &entry)
         : messages_(messages), info_(info), post_(post), entry_(entry) {
         const auto head = info.metadata_as<detail::entry_head>();
         is_head_ = head && head->mark == entry_mark;
     }
 
-    /// Starts to receive a message that a probe has found. Calls `post` unless the message is a header message.
+    /// Starts to receive the message, which `messenger::probe` has found. Calls `post` immediately, unless the message
+    /// is a header message.
     void take(stream_view control) {
         if (is_head_) {
             head_.resize(static_cast<std::size_t>(info_.bytes()));
@@ -322,8 +323,9 @@ class entries {
     /// Receives messages and calls the registered functions, in no particular order. Returns the number of functions
     /// that were called. Never blocks.
     ///
-    /// Throws the exceptions of the functions, and the errors of receiving a message. That message is then dropped. If
-    /// `post` had not set its destinations yet, a later call may receive it again.
+    /// Throws the exceptions of the registered functions, and errors that occur while a message is received. The
+    /// message that caused the exception is then dropped. If `post` had not yet set the destinations of this message, a
+    /// later call may receive the message again.
     std::size_t progress() {
         std::size_t calls = 0;
         for (const registered &of : functions_) {
@@ -360,7 +362,8 @@ class entries {
         function post;
         function entry;
     };
-    /// Guard that cancels described parts if the send fails, because no rank will fetch them.
+    /// Scope guard that cancels the requests of the described parts (buffers that the receiver would fetch) if the send
+    /// fails.
     struct withdrawal {
         std::vector<message_request> &parts;
         bool is_due = true;

@@ -4,8 +4,8 @@
 
 /// @file
 /// CUDA kernels for mpgpu/halo.hpp. One launch packs or unpacks the messages for all neighbours and variables of a
-/// rank, or performs a whole exchange. Include it in sources that nvcc compiles. This is the only header of mpgpu that
-/// needs the CUDA runtime.
+/// rank, or performs a whole exchange. Include this header in sources that nvcc compiles. This is the only header of
+/// mpgpu that needs the CUDA runtime.
 ///
 /// @code
 /// mpgpu::halo::options how;
@@ -106,7 +106,8 @@ unsigned blocks_at_once(const char *form, Kernel *kernel, unsigned threads, devi
 /// simultaneously. A plan reserves at most half of the remaining blocks.
 class waiting_blocks {
   public:
-    /// Reserves at most `useful` of the `at_once` blocks that can run simultaneously on a device.
+    /// Reserves at most `useful` blocks on the device `where`. `at_once` is the number of blocks that can run
+    /// simultaneously on this device.
     waiting_blocks(device where, unsigned at_once, unsigned useful) : where_(where.id()) {
         const std::lock_guard<std::mutex> locked(all().mutex);
         unsigned &taken = all().taken[where_];
@@ -188,7 +189,7 @@ template <class T> std::shared_ptr<buffer<T>> on_device(const context &ctx, devi
     return kept;
 }
 
-/// Lists to which a `persistent_work` refers, in device memory.
+/// Lists of pieces and tiles to which a `persistent_work` (kernel argument) refers, in device memory.
 class lists_on_device {
   public:
     lists_on_device(const context &ctx, device where, const persistent_lists &lists)
@@ -259,7 +260,8 @@ inline void check_persistent(stream_view stream) {
             detail::blocks_at_once("options::persistent", kernel, detail::persistent_threads, where, sharing, least);
         const auto received = static_cast<std::uint32_t>(lists.starts.size() - 1) - sent;
         constexpr unsigned warps = detail::persistent_threads / 32;
-        // If all blocks pack the same message, each occupies a multiprocessor. Half of them are left to other work.
+        // If all blocks pack the same message, each block occupies a multiprocessor. Half of the multiprocessors are
+        // left to other work.
         const unsigned useful = each ? std::max(sent, received) + 1
                                      : std::min((lists.most_tiles() + warps - 1) / warps, detail::persistent_blocks);
         const unsigned blocks = std::clamp(useful, least, each ? most : std::max(most / 2, least));

@@ -123,8 +123,9 @@ template <class Byte> class message_memory {
     std::uint64_t bytes_;
 };
 
-/// Request: a send, receive, fetch or described buffer that the program can wait for. Destroying a pending request does
-/// not block and does not stop the operation.
+/// Request: an operation that the program can wait for. It is a send, a receive, a fetch, or the release of a described
+/// buffer (buffer that another rank may fetch). Destroying a pending request does not block and does not stop the
+/// operation.
 class message_request : public request {
   public:
     /// Constructs an empty request.
@@ -144,7 +145,7 @@ class message_request : public request {
 
     /// Returns the properties of the message if the operation has ended; the request is then empty. Otherwise returns
     /// nothing. Does not block. Throws the exceptions of `synchronize`. If a `std::error_code` reports an error of the
-    /// operation, the request is also empty, and the result is that of `synchronize`.
+    /// operation, the request is also empty, and the result is the one that `synchronize` returns.
     [[nodiscard]] std::optional<message_info> test(on_error failed = {}) {
         message_info message;
         std::int32_t done = 0;
@@ -152,8 +153,8 @@ class message_request : public request {
         return done != 0 ? std::optional<message_info>(message) : std::nullopt;
     }
 
-    /// Returns the properties of the message if the operation has matched, otherwise nothing. Does not block. The
-    /// request stays valid. Throws `argument_error` if the request is empty.
+    /// Returns the properties of the message if its send and its receive have matched, otherwise nothing. Does not
+    /// block. The request stays valid. Throws `argument_error` if the request is empty.
     [[nodiscard]] std::optional<message_info> info(on_error failed = {}) const {
         message_info message;
         std::int32_t matched = 0;
@@ -171,16 +172,17 @@ class message_request : public request {
     }
 };
 
-/// Result of `messenger::describe`: the descriptor of a buffer, and the request that ends when the buffer was fetched.
+/// Result of `messenger::describe`: the descriptor of a buffer, and the request that ends when another rank has fetched
+/// the buffer.
 struct described_buffer {
     message_descriptor descriptor; ///< descriptor for the rank that fetches the buffer
-    message_request released;      ///< request that ends when the buffer was fetched and may be reused
+    message_request released;      ///< request that ends when the buffer has been fetched and may be reused
 };
 
 /// Options of a messenger. All ranks pass the same options. 0 selects the default.
 struct messenger_options {
     std::uint32_t operations = 0; ///< maximum number of pending sends, and of pending receives, per rank; default 1024
-    std::uint32_t messages = 0;   ///< maximum number of messages of one rank that wait at another rank; default 4096
+    std::uint32_t messages = 0;   ///< maximum number of unreceived messages from one rank to another; default 4096
 };
 
 /// Messenger: object through which one rank exchanges messages with the other ranks of a node. Owns its C handle and is

@@ -125,8 +125,8 @@ namespace detail {
 
 } // namespace detail
 
-/// Returns the UUID of a device in a context. Two processes get equal UUIDs if and only if the device is the same GPU.
-/// Throws `argument_error`, `driver_error`.
+/// Returns the UUID of a device in a context. Two processes on one machine get equal UUIDs if and only if their devices
+/// are the same GPU or the same NUMA domain. Throws `argument_error`, `driver_error`.
 [[nodiscard]] inline device_uuid uuid_of(const context &ctx, device which) {
     return detail::uuid_of(ctx.get(), which);
 }
@@ -176,7 +176,7 @@ template <class T> class shared_memory {
     };
     struct peer {
         std::vector<mapped> ranges; ///< memory ranges of the rank; empty for a rank on another node
-        mapped elsewhere;           ///< result of `of` for all other ranges
+        mapped elsewhere;           ///< result of `of` for ranges that are not in `ranges`
     };
 
     [[nodiscard]] bool contains(int rank, std::size_t range) const noexcept {
@@ -212,18 +212,20 @@ class node : public mpgpu::node {
     /// constructor, and `driver_error` for an MPI error.
     node(const context &ctx, MPI_Comm all, array_view<const mpgpu::device> gpus = {})
         : node(ctx, communicators(all, MPI_COMM_NULL), gpus) {}
-    /// Creates one node on each machine, for a rank that uses one GPU. Otherwise like the constructor above.
-    /// `std::optional::emplace` and `std::make_unique` need this overload, because they cannot forward a braced list.
+    /// Creates one node on each machine, for a rank that uses one GPU. In all other respects it is the same as the
+    /// constructor with a list of GPUs. `std::optional::emplace` and `std::make_unique` need this overload, because
+    /// they cannot forward a braced list.
     node(const context &ctx, MPI_Comm all, mpgpu::device gpu)
         : node(ctx, all, array_view<const mpgpu::device>(&gpu, 1)) {}
 
     /// Creates the node from an existing communicator `local`, which contains all or some of the ranks on this machine.
     /// Only these ranks share memory and plan together. The caller keeps ownership of both communicators. If `local` is
-    /// `MPI_COMM_NULL`, the node determines the ranks itself. Otherwise like the first constructor.
+    /// `MPI_COMM_NULL`, the node itself finds the ranks on this machine. In all other respects it is the same as the
+    /// constructor without `local`.
     node(const context &ctx, MPI_Comm all, MPI_Comm local, array_view<const mpgpu::device> gpus = {})
         : node(ctx, communicators(all, local), gpus) {}
-    /// Creates the node from an existing communicator `local`, for a rank that uses one GPU. Otherwise like the
-    /// constructor above.
+    /// Creates the node from an existing communicator `local`, for a rank that uses one GPU. In all other respects it
+    /// is the same as the constructor with `local` and a list of GPUs.
     node(const context &ctx, MPI_Comm all, MPI_Comm local, mpgpu::device gpu)
         : node(ctx, all, local, array_view<const mpgpu::device>(&gpu, 1)) {}
 
@@ -301,11 +303,11 @@ class node : public mpgpu::node {
     template <class T> [[nodiscard]] shared_memory<T> exchange(device_span<T> mine) const {
         return exchange(std::vector<device_span<T>>{mine});
     }
-    /// Exports several memory ranges of each rank together, and maps those of the other ranks.
+    /// Exports several memory ranges of each rank together, and maps the ranges of the other ranks.
     /// `shared_memory::of(rank, i)` returns range `i` of a rank. Ranges may be empty, and ranks may pass different
     /// numbers of ranges. If `kernels` is a device, the memory is mapped for kernels of that device
-    /// (`imported_memory::in_kernels`). This includes memory of GPUs that are not visible to this process. Otherwise
-    /// like the overload above.
+    /// (`imported_memory::in_kernels`). This includes memory of GPUs that are not visible to this process. In all other
+    /// respects it is the same as the overload with one range.
     template <class T>
     [[nodiscard]] shared_memory<T> exchange(const std::vector<device_span<T>> &mine,
                                             mpgpu::device kernels = mpgpu::device::automatic()) const {
@@ -365,7 +367,7 @@ class node : public mpgpu::node {
         return shared;
     }
     /// Exports all elements of a buffer, and maps the memory of the other ranks. An empty buffer exports nothing.
-    /// Collective. Otherwise like `exchange` with a span.
+    /// Collective. In all other respects it is the same as `exchange` with a span.
     template <class T> [[nodiscard]] shared_memory<T> exchange(buffer<T> &whole) const {
         return exchange(device_span<T>(whole));
     }

@@ -36,8 +36,8 @@ using window = mp_window_t;
 /// and the source, each created by `node_end`, and the number of bytes. An alias of the C struct.
 using node_transfer = mp_node_transfer_t;
 
-/// Returns a source or destination for a `node_transfer`: the position `offset` bytes after the start of a window.
-/// `index` is the index, from 0, in the list of windows that rank `rank` passes to `node::plan`.
+/// Returns a source or destination for a `node_transfer`: the position `offset` bytes after the start of a window
+/// (memory range). `index` is the index, from 0, in the list of windows that rank `rank` passes to `node::plan`.
 [[nodiscard]] constexpr mp_node_end_t node_end(int rank, std::uint32_t index, std::uint64_t offset = 0) noexcept {
     return {static_cast<std::uint32_t>(rank), index, offset};
 }
@@ -116,31 +116,31 @@ template <class Memory,
     return {{nullptr, 0}, rank, tag, false};
 }
 
-/// Agent: the hardware that copies the partitions of a transfer as soon as they are ready, for example copy engines or
-/// the kernel that produces the data. See `mp_agent_t`.
+/// Agent: the mechanism that copies each partition of a transfer when it is ready: copy engines, or the kernel that
+/// produces the data. See `mp_agent_t`.
 enum class agent : std::int32_t {
     automatic = MP_AGENT_AUTO,          ///< the library chooses the agent
     copy_engine = MP_AGENT_COPY_ENGINE, ///< copy engines, over all paths; they occupy no multiprocessor
-    producer = MP_AGENT_PRODUCER,       ///< producing kernels store their results directly at the destination
+    producer = MP_AGENT_PRODUCER,       ///< the producing kernels store directly at the destination
 };
 
 /// Options for dividing the transfers of a plan into partitions, which are copied one by one as kernels produce them.
 struct partitioning {
     std::uint32_t count = 0;        ///< number of partitions of each transfer; 0: the library decides
-    agent mover = agent::automatic; ///< what performs the copies
+    agent mover = agent::automatic; ///< mechanism that performs the copies
     bool arrivals = true;           ///< true if receivers are notified of each partition
-    bool stores = false;            ///< true if `agent::automatic` may let producers store directly
+    bool stores = false;            ///< true if `agent::automatic` may select `agent::producer` instead of copies
 };
 
 /// Options of `node::tune_partitions`, which measures how best to divide transfers into partitions.
 struct partition_tuning {
-    /// Agents (what performs the copies) to measure. With `agent::producer`, the kernel must write to the address that
-    /// `mpgpu::trigger::destination` returns. `agent::automatic` requires `arrivals` to be false.
+    /// Agents (mechanisms that copy the partitions) to measure. With `agent::producer`, the kernel must write to the
+    /// address that `mpgpu::trigger::destination` returns. `agent::automatic` requires `arrivals` to be false.
     std::vector<agent> agents{agent::copy_engine};
     std::uint32_t rounds = 0; ///< number of timed executions of each candidate; 0 selects 7
     bool arrivals = true;     ///< true if receivers are notified of each partition
     std::string file{};       ///< path of the tuning file; if empty, the value of MPGPU_TUNING_FILE
-    std::uint32_t blocks = 0; ///< number of thread blocks of the producing kernel; 0 if it never differs
+    std::uint32_t blocks = 0; ///< thread blocks of the producing kernel; 0 if always the same number
 };
 
 /// Returns a window (memory range) that contains all elements of a span.
@@ -167,10 +167,10 @@ class node {
     /// Creates a node of `ranks` ranks, in which this process is rank `rank`. All ranks call it together. Blocks until
     /// all ranks have called it.
     ///
-    /// `gpus` are the GPUs that this rank uses. If it is empty, the rank uses the GPUs that are visible to it. GPUs
-    /// that are visible to several ranks are then divided evenly. If one rank fails, the call fails on all ranks: that
-    /// rank gets its own error, and the others get `rank_failed` with the reason. Throws `argument_error`,
-    /// `not_supported`, `rank_failed`.
+    /// `gpus` are the GPUs that this rank uses. If the list is empty, the rank uses the GPUs that are visible to it.
+    /// GPUs that are visible to several ranks are then divided evenly among these ranks. If one rank fails, the call
+    /// fails on all ranks: that rank gets its own error, and the others get `rank_failed` with the reason. Throws
+    /// `argument_error`, `not_supported`, `rank_failed`.
     node(const context &ctx, std::uint32_t rank, std::uint32_t ranks, allgather gather,
          array_view<const mpgpu::device> gpus = {}, on_error failed = {})
         : rank_(rank), ranks_(ranks), gather_(std::make_unique<allgather>(std::move(gather))) {
@@ -236,9 +236,10 @@ class node {
         return plan(windows, transfers, options, failed);
     }
     /// Plans the transfers that are described by send and receive descriptors, and divides them into partitions.
-    /// `plan::trigger(rank(), i)` returns the trigger for descriptor `i`. If each transfer is one partition, a receiver
-    /// can check which of its messages have arrived (`trigger::arrived(0)`). Throws the exceptions of the overload
-    /// above.
+    /// `plan::trigger(rank(), i)` returns the trigger for descriptor `halves[i]`, that is, the kernel argument with
+    /// which kernels of a sender report finished partitions, and kernels of a receiver check which partitions have
+    /// arrived. With one partition per transfer, `trigger::arrived(0)` checks the whole transfer. Throws the exceptions
+    /// of the overload above.
     [[nodiscard]] mpgpu::plan plan_exchange(array_view<const half_transfer> halves, const partitioning &how,
                                             const plan_options &options = {}, on_error failed = {}) const {
         const auto [windows, transfers] = named(halves);

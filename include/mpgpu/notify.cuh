@@ -19,9 +19,9 @@
 /// A notification is a 64-bit counter in pinned host memory, in a cache line of its own. One side sets it to increasing
 /// values, and the other side waits for them. Only `wait` blocks. Neither side calls the driver.
 ///
-/// Blocks that wait for a thread must all fit on the GPU simultaneously, together with all work that the thread needs
-/// from that GPU. Launch at most `cudaOccupancyMaxActiveBlocksPerMultiprocessor` blocks per multiprocessor, divided by
-/// the number of processes that share the GPU. Otherwise the blocks that set a notification may never start.
+/// Blocks that wait for a CPU thread must all fit on the GPU simultaneously, together with all work for which the CPU
+/// thread waits on that GPU. Launch at most `cudaOccupancyMaxActiveBlocksPerMultiprocessor` blocks per multiprocessor,
+/// divided by the number of processes that share the GPU. Otherwise the blocks that set a notification may never start.
 ///
 /// One thread of one block polls host memory; all others poll a copy in device memory. On H200, a whole grid that
 /// polled host memory slowed a concurrent copy from 396 to 0.8 GB/s.

@@ -31,8 +31,8 @@ namespace mpgpu {
 /// counter.
 ///
 /// Owns 128 bytes of pinned host memory and 16 bytes of GPU memory per counter. Move-only. The destructor blocks until
-/// all work that is enqueued in the context has finished, so notify a waiting kernel before. Several threads may call
-/// `const` functions concurrently.
+/// all work that is enqueued in the context has finished, so notify a kernel that still waits for a notification before
+/// the object is destroyed. Several threads may call `const` functions concurrently.
 class notifications {
   public:
     /// Constructs an object without notifications.

@@ -69,8 +69,8 @@ class request {
     }
 
     /// Calls `function` once with the final status when the operation has ended, on the context's thread
-    /// `mpgpu-callback`. Does not block. `function` must not throw. The request may be destroyed before. Throws
-    /// `argument_error`, `not_supported`.
+    /// `mpgpu-callback`. Does not block. `function` must not throw. The request may be destroyed before the call.
+    /// Throws `argument_error`, `not_supported`.
     void then(std::function<void(std::error_code)> function, on_error failed = {}) const {
         auto owned = std::make_unique<detail::request_function>(std::move(function));
         const mp_status_t outcome = mp_request_set_callback(handle_.get(), detail::call_request_function, owned.get());

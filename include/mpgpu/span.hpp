@@ -39,8 +39,8 @@ template <class T> class array_view {
     /// Constructs a view of the elements of an array.
     template <std::size_t N> constexpr array_view(T (&array)[N]) noexcept : data_(array), size_(N) {}
 
-    /// Constructs a view of the elements of a container. A temporary container is accepted only if the elements are
-    /// const. It must outlive the view, as it does if the view is a function argument.
+    /// Constructs a view of the elements of a container. The container must outlive the view. A temporary container is
+    /// accepted only if the elements are const, for example for a view that is a function argument.
     template <class C, std::enable_if_t<is_other<C> && (std::is_lvalue_reference_v<C> || std::is_const_v<T>), int> = 0,
               std::enable_if_t<std::is_convertible_v<element_of<std::remove_reference_t<C>> (*)[], T (*)[]>, int> = 0>
     constexpr array_view(C &&container) noexcept(noexcept(container.data()))

@@ -42,18 +42,17 @@ class stream {
 
     /// Blocks the calling thread until all work that is enqueued in this stream so far has finished.
     ///
-    /// Throws `argument_error`, `driver_error`. Throws `peer_gone`, once, if the stream has abandoned a wait because a
-    /// process exited. The same applies if another stream has abandoned a wait, and this stream has waited for that
-    /// stream.
+    /// Throws `argument_error`, `driver_error`. Throws `peer_gone`, once, if a wait was abandoned because a process
+    /// exited. The wait may be in this stream, or in another stream for which this stream has waited.
     void synchronize(on_error failed = {}) const { failed.report(mp_stream_synchronize(context_handle(), get())); }
 
     /// Enqueues a call of `task()` on a CPU thread, after all earlier work in this stream and before all later work.
     /// Does not block.
     ///
-    /// The library keeps a copy of `task` until the call. If the stream is being captured, the graph owns the copy: it
-    /// is called at every launch, and destroyed after the graph and all of its executables. As with
-    /// `cudaLaunchHostFunc`, `task` and its destructor must not call this library or CUDA. An exception that leaves
-    /// `task` terminates the program.
+    /// The library keeps a copy of `task` until the call. If the stream is being captured, the graph owns the copy.
+    /// Every launch of the graph calls the copy. The copy is destroyed after the graph and all of its executable
+    /// graphs. As with `cudaLaunchHostFunc`, `task` and its destructor must not call this library or CUDA. An exception
+    /// that leaves `task` terminates the program.
     ///
     /// Throws `argument_error`, `driver_error`. Throws `not_supported` in a capture if the driver is older than CUDA
     /// 11.3.

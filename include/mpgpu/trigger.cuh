@@ -60,7 +60,7 @@ MPGPU_TRIGGER_FUNCTION std::uint64_t count(std::uint64_t *counter, std::uint64_t
                  : "memory");
     return before + amount;
 }
-// Acquire fence: makes the writes of blocks that incremented the counter before visible to this thread.
+// Acquire fence: makes visible to this thread the writes of all blocks that have incremented the counter earlier.
 MPGPU_TRIGGER_FUNCTION void see() {
     asm volatile("fence.acq_rel.gpu;" : : : "memory");
 }
@@ -140,7 +140,7 @@ class trigger {
           partitions_(made.partitions), arrived_flags_(made.arrived_flags) {}
 
     /// Returns the address to which producers write in this step: the source of the transfer, or its destination. It is
-    /// the destination with `MP_AGENT_PRODUCER`, and in steps in which the library chooses stores by the producers
+    /// the destination with `MP_AGENT_PRODUCER`, and in steps in which `MP_AGENT_AUTO` has the producers store directly
     /// (`partitioning::stores`). Null if this rank does not send the transfer. Each call reads memory, so keep the
     /// result in a variable.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION void *destination() const {
@@ -176,13 +176,14 @@ class trigger {
     /// Reports that the calling block has written the `bytes` bytes of the transfer that start at offset `first`. The
     /// range may span several partitions. Each byte must be reported once per step. When all bytes of a partition are
     /// reported, it is ready and is copied. A block that writes several ranges, for example rows of a face, makes one
-    /// call for each.
+    /// call for each range.
     MPGPU_TRIGGER_FUNCTION void ready_range(std::uint64_t first, std::uint64_t bytes) const {
         ready_rows(first, bytes, 1, 0);
     }
 
     /// Reports that the calling block has written `rows` ranges of `bytes` bytes each, whose starts are `stride` bytes
-    /// apart. An example is the part of a face that a block of a stencil kernel writes. Otherwise like `ready_range`.
+    /// apart. An example is the part of a face that a block of a stencil kernel writes. In all other respects it is the
+    /// same as `ready_range`.
     MPGPU_TRIGGER_FUNCTION void ready_rows(std::uint64_t first, std::uint64_t bytes, std::uint64_t rows,
                                            std::uint64_t stride) const {
         ready_rows(this, 1, first, bytes, rows, stride);
@@ -296,7 +297,7 @@ class trigger {
         return up > 0 && up == arrived_flags_;
     }
 
-    const std::uint64_t *step_; ///< two words: address to which producers write; 1 if they count
+    const std::uint64_t *step_; ///< word 0: address to which producers write; word 1: 1 if partitions are counted
     std::uint64_t *ready_;
     const std::uint64_t *arrived_;
     std::uint64_t *counters_;

@@ -12,7 +12,7 @@
 namespace mpgpu::detail {
 
 /// Move-only owner of one C handle. Every class that owns a handle has one of these as a member, and therefore needs no
-/// destructor or move operations of its own. To release the handle, `Owner` is called with it; `Owner` contains the
+/// destructor or move operations of its own. `Owner` is a function object that releases the handle and contains the
 /// values that this requires. It is moved together with the handle, so that a moved-from object is completely empty.
 template <class T, class Owner> class handle : private Owner {
   public:
@@ -60,8 +60,8 @@ template <auto Destroy> struct destroyed_in {
     template <class T> void operator()(T value) const noexcept { static_cast<void>(Destroy(context, value)); }
 };
 
-/// Function object that frees memory from `mp_alloc`, with the properties of the memory. If a stream is set, it frees
-/// the memory in stream order.
+/// Function object that frees memory from `mp_alloc` and contains the properties of that memory. If a stream is set, it
+/// frees the memory in stream order.
 struct freed_in {
     mp_context_t context = nullptr;
     std::size_t size = 0;
@@ -75,8 +75,8 @@ struct freed_in {
     }
 };
 
-/// Function object that closes a mapping of another process's memory or removes a registration, with the properties of
-/// the memory.
+/// Function object that closes a mapping of another process's memory or removes a registration. It contains the
+/// properties of that memory.
 template <auto Release> struct released_in {
     mp_context_t context = nullptr;
     std::size_t size = 0;

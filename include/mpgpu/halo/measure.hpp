@@ -22,9 +22,9 @@ namespace mpgpu::halo {
 
 /// Exchange method that was measured when a plan was created, and the measured time.
 struct measured_form {
-    std::uint64_t direct_pieces; ///< measured value of `options::direct_pieces`
+    std::uint64_t direct_pieces; ///< value of `options::direct_pieces` in this measurement
     double seconds;              ///< shortest time of one exchange on the slowest rank, seconds
-    bool pushed;                 ///< measured value of `options::pushed`
+    bool pushed;                 ///< value of `options::pushed` in this measurement
 };
 
 namespace detail {
@@ -97,7 +97,7 @@ struct form {
 struct refused_form {
     form which;
     std::string why;
-    std::exception_ptr error; ///< error that it caused; null if the error occurred in another process
+    std::exception_ptr error; ///< error of the method; null if the error occurred in another process
 };
 
 /// Calls `step()`, which performs a part of an exchange method. Returns the error if the method is not possible:
@@ -135,7 +135,7 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
     fail(invalid("arrays", first.why));
 }
 
-/// Returns an error if the options contradict each other.
+/// Returns the error if the options contradict each other, otherwise nothing.
 [[nodiscard]] inline std::optional<error_details> wrong(const options &how) {
     if (how.pushed.value_or(false) && how.direct_pieces.value_or(0) != 0) {
         return invalid("how", "options::pushed with direct_pieces=" + std::to_string(*how.direct_pieces) +
@@ -149,7 +149,7 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
     return how.pushed.value_or(can_push && !how.direct_pieces && packs(g, 0));
 }
 
-/// Returns the duration of `work()` in seconds.
+/// Calls `work()` and returns its duration in seconds.
 template <class Work> [[nodiscard]] double seconds_of(const Work &work) {
     const auto started = std::chrono::steady_clock::now();
     work();

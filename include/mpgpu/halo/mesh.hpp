@@ -40,8 +40,8 @@ struct grid {
     /// Number of ghost cells on each of the two sides in each dimension. It must not exceed the number of cells that
     /// any rank has in that dimension.
     std::array<std::int64_t, 3> ghost = {0, 0, 0};
-    /// Neighbours with which a rank exchanges cells. Other ghost cells are not changed: those that belong to other
-    /// neighbours, and those outside a mesh that is not periodic.
+    /// Neighbours with which a rank exchanges cells. Ghost cells of all other neighbours are not changed. Ghost cells
+    /// outside a mesh that is not periodic are not changed either.
     neighbours reach = neighbours::corners;
 };
 

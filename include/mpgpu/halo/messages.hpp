@@ -219,7 +219,8 @@ class mpi_requests : public off_node {
     std::vector<int> completed_;        ///< output of MPI_Testsome: indices of completed requests
 };
 
-/// Messages to and from ranks on other nodes for which separate kernels pack before and unpack after MPI.
+/// Messages to and from ranks on other nodes. Separate kernels pack them before MPI sends them, and unpack them after
+/// MPI has received them.
 class mpi_messages final : public mpi_requests {
   public:
     mpi_messages(const context &ctx, const mpi::node &node, const schedule &all, int rank, memory &outbox,
@@ -248,7 +249,8 @@ class mpi_messages final : public mpi_requests {
     void start() override { begin(); }
 
     exchange_progress progress() override {
-        // The messages of the previous exchange are also unpacked, because that is earlier in the same stream.
+        // The messages of the previous exchange are then unpacked too, because the unpacking is earlier in the same
+        // stream.
         if (packed_ && packed_.test()) {
             if (count() > 0) { // a rank may have no neighbour on another node, and MPI refuses an empty list
                 mpi::detail::check(MPI_Startall(count(), receives()), "MPI_Startall");
@@ -274,7 +276,7 @@ class mpi_messages final : public mpi_requests {
     std::optional<mpgpu::plan> up_;
 };
 
-/// Messages to and from ranks on other nodes that one kernel packs and unpacks while it runs for the whole exchange. A
+/// Messages to and from ranks on other nodes. One kernel, which runs for the whole exchange, packs and unpacks them. A
 /// CPU thread polls for messages that the kernel has packed and sends them. It notifies the kernel of messages that
 /// have arrived.
 class persistent_messages final : public mpi_requests {
@@ -410,8 +412,8 @@ class persistent_messages final : public mpi_requests {
     unsigned polls_ = 0;
 };
 
-/// Messages to and from ranks on other nodes on which a separate thread makes progress, from `start` until all have
-/// ended. During that time only this thread uses the wrapped object.
+/// Messages to and from ranks on other nodes. A separate thread makes progress on them, from `start` until all of them
+/// have ended. During that time only this thread uses the wrapped object.
 class messages_by_thread final : public off_node {
   public:
     explicit messages_by_thread(std::shared_ptr<off_node> messages) : messages_(std::move(messages)) {

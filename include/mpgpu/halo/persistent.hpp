@@ -139,7 +139,7 @@ MPGPU_NOTIFY_BOTH inline void copy_piece(const piece &p, direction way, std::uin
 /// Tile: unit of copying for a warp or a CPU thread. It is a part of a piece, so that work is divided evenly among
 /// warps even if pieces have different sizes.
 struct tile {
-    std::uint64_t first; ///< index of its first word in the piece
+    std::uint64_t first; ///< index of the tile's first word in the piece
     std::uint32_t piece;
     std::uint32_t unused;
 };
@@ -158,7 +158,7 @@ struct persistent_work {
     notifier tell;
 };
 
-/// Lists to which a `persistent_work` refers, in host memory.
+/// Lists of pieces and tiles to which a `persistent_work` (kernel argument) refers, in host memory.
 struct persistent_lists {
     std::vector<piece> pieces;
     std::vector<tile> tiles;
@@ -220,7 +220,7 @@ constexpr unsigned message_bits = 32;
 /// Value to which the arrival notifications are set if no more messages will arrive. The kernel then ends.
 constexpr std::uint64_t given_up = ~std::uint64_t{0};
 
-/// Copies a message with the threads of one block or of all blocks.
+/// Copies a message with the threads of the calling block, or with the threads of all blocks, depending on `Form`.
 template <persistent_form Form>
 MPGPU_NOTIFY_BOTH inline void copy_message(const notify_block &block, const persistent_work &work,
                                            std::uint32_t message, direction way) {
@@ -238,8 +238,8 @@ MPGPU_NOTIFY_BOTH inline void copy_message(const notify_block &block, const pers
     }
 }
 
-/// Returns true if the calling block does not copy but only polls for notifications on behalf of all others. If each
-/// message has its own block, this is the last block.
+/// Returns true if the calling block does not copy but only polls for notifications on behalf of all other blocks. With
+/// `block_each`, this is the last block. With `all_blocks`, there is no such block.
 template <persistent_form Form> [[nodiscard]] MPGPU_NOTIFY_BOTH inline bool polls(const notify_block &block) {
     return Form == persistent_form::block_each && block.index == block.blocks - 1;
 }
@@ -296,8 +296,8 @@ MPGPU_NOTIFY_BOTH inline void exchange_messages(const notify_block &block, const
     unpack_messages<Form>(block, work, exchange);
 }
 
-/// Runs the kernel on CPU threads, each of which acts as a block. The CPU must be able to access the arrays and
-/// messages.
+/// Performs the work of the kernel on CPU threads, each of which acts as a block. The CPU must be able to access the
+/// arrays and messages.
 template <persistent_form Form>
 void run_as_threads(const persistent_lists &lists, std::uint32_t sent, notifier tell, std::uint64_t exchange) {
     const persistent_work work = lists.work(sent, tell);
@@ -365,8 +365,8 @@ MPGPU_NOTIFY_BOTH inline void pack_and_tell(const notify_block &block, const ker
 /// exchange that a running kernel already performs, it launches nothing.
 using own_launch = std::function<void(stream_view, const kernel_work &, std::uint64_t exchange)>;
 
-/// Returns a value for `options::persistent_copy` that launches the program's own kernel instead of one of the library.
-/// This function is for memory that the CPU can access. On CUDA use `cuda_own_kernel` of mpgpu/halo.cuh.
+/// Returns a value for `options::persistent_copy` that launches the program's own kernel instead of a kernel of the
+/// library. Use this function for memory that the CPU can access. On CUDA use `cuda_own_kernel` of mpgpu/halo.cuh.
 /// `options::persistent` must be `persistent_form::all_blocks`.
 [[nodiscard]] inline persistent_copier own_kernel(own_launch launch) {
     return [launch = std::move(launch)](const context &, device, const detail::persistent_lists &lists,

@@ -29,7 +29,7 @@ struct piece {
     std::byte *cells;            ///< address of the first cell in the array
     std::byte *message;          ///< address of the first cell in the message
     std::uint64_t element_bytes; ///< size of one cell in bytes
-    std::uint64_t count[3];      ///< cells per dimension; device code cannot index a std::array
+    std::uint64_t count[3];      ///< number of cells in x, y and z; device code cannot index a std::array
     std::uint64_t row_bytes;     ///< distance of adjacent rows of the array in bytes
     std::uint64_t plane_bytes;   ///< distance of adjacent planes of the array in bytes
 };
@@ -40,8 +40,8 @@ enum class direction : std::int32_t {
     unpack ///< from the message into the array
 };
 
-/// Function that enqueues in the given stream the copies of a set of pieces (boxes of cells), as a kernel or a host
-/// function. It is called once per exchange.
+/// Function that enqueues the copies of a set of pieces (boxes of cells) in the given stream, as a kernel or a host
+/// function. The plan calls it once per exchange.
 using launch_function = std::function<void(stream_view)>;
 
 /// Function that creates a `launch_function` which packs or unpacks pieces (boxes of cells) on one device. It is called
@@ -76,7 +76,7 @@ inline void copy_on_cpu(array_view<const piece> pieces, direction way) noexcept 
 enum class persistent_form : std::int32_t {
     none,       ///< separate kernels pack and unpack; in between, the host calls MPI
     block_each, ///< one kernel for the whole exchange; each block handles one message
-    all_blocks  ///< one kernel for the whole exchange; all blocks handle the same message, one after the other
+    all_blocks  ///< one kernel for the whole exchange; all blocks together handle one message after another
 };
 
 namespace detail {
@@ -122,7 +122,8 @@ enum class progress_by {
     thread  ///< separate thread that the plan creates and that polls; requires MPI_THREAD_MULTIPLE
 };
 
-/// Progress of an exchange with ranks on other nodes, in numbers of messages. A large message is sent as several.
+/// Progress of an exchange with ranks on other nodes, in numbers of messages. A large message is sent, and counted, as
+/// several messages.
 struct exchange_progress {
     std::size_t packed = 0;     ///< messages that are packed and passed to MPI
     std::size_t sent = 0;       ///< messages that are sent, so that their memory may be reused
@@ -136,26 +137,26 @@ struct exchange_progress {
 /// Options of a halo exchange.
 struct options {
     /// Limit that decides which regions are packed. A region consists of the cells that two ranks exchange across one
-    /// face, edge or corner. If it consists of at most this number of contiguous pieces, it is copied directly into
-    /// ghost cells, with one transfer per piece and variable. Otherwise it is packed into a message. With 0 all regions
-    /// are packed. With the largest value none is packed.
+    /// face, edge or corner. A region of at most this number of contiguous pieces is copied directly into ghost cells,
+    /// with one transfer per piece and variable. A region of more pieces is packed into a message. With the value 0 all
+    /// regions are packed. With the largest value of the type no region is packed.
     ///
-    /// If it is empty, the plan's constructor measures back-to-back exchanges with up to three values and selects the
-    /// fastest: 0, 1, and the largest value that leads to at most 16384 transfers. A larger value is selected only if
-    /// it is faster by more than 5 %. A value that fails is skipped. The measurement writes ghost cells like any
-    /// exchange, so nothing else may write to the arrays at that time.
+    /// If this option is empty, the plan's constructor measures back-to-back exchanges with up to three values: 0, 1,
+    /// and the largest value that leads to at most 16384 transfers. It selects the value with the fastest exchanges. A
+    /// larger value is selected only if it is faster by more than 5 %. A value that fails is skipped. The measurement
+    /// writes ghost cells like any exchange, so nothing else may write to the arrays at that time.
     std::optional<std::uint64_t> direct_pieces;
     /// Function that creates the pack and unpack operations, on CUDA `cuda_copier()` of mpgpu/halo.cuh. If it is empty,
     /// CPU loops are used, which is possible only on the host backend.
     copier copy;
-    /// Options for planning the transfers.
+    /// Options of the plan that executes the transfers between ranks of a node.
     plan_options transfers;
     /// Kind of memory that is passed to MPI. Used only if there are ranks on other nodes.
     mpi_memory between_nodes = mpi_memory::automatic;
     /// Kind of kernel that packs and unpacks messages to and from ranks on other nodes. Equal on all ranks.
     persistent_form persistent = persistent_form::none;
-    /// Function that creates the kernel for `persistent`, on CUDA `cuda_persistent()` of mpgpu/halo.cuh. If it is
-    /// empty, CPU threads are used, which is possible only on the host backend.
+    /// Function that creates the kernel that `persistent` selects, on CUDA `cuda_persistent()` of mpgpu/halo.cuh. If it
+    /// is empty, CPU threads are used, which is possible only on the host backend.
     persistent_copier persistent_copy;
     /// Thread that makes progress on messages to and from ranks on other nodes.
     progress_by progress = progress_by::start;
@@ -164,7 +165,8 @@ struct options {
     /// unpacks arriving messages, and so performs the whole exchange.
     ///
     /// All ranks must be on one node. All regions are packed, so `direct_pieces` must be empty or 0. If both options
-    /// are empty, this method is measured too, and is used if it is faster by more than 5 %.
+    /// are empty, pushed messages are measured too, and are used if they are faster than the other methods by more than
+    /// 5 %.
     std::optional<bool> pushed;
     /// Function that creates the kernel for `pushed`, on CUDA `cuda_pushed()` of mpgpu/halo.cuh. If it is empty, CPU
     /// threads are used, which is possible only on the host backend.

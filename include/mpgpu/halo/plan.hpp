@@ -61,15 +61,17 @@ class imports {
     virtual void unmap() noexcept = 0;
 };
 
-/// Object that notifies the other ranks when this rank leaves the plan. It reports the number of exchanges in which
-/// this rank took part to the ranks whose kernels wait for its messages. A rank that waits for a later exchange gets
-/// `peer_gone`.
+/// Object that notifies the other ranks when this rank leaves the plan. To each rank whose kernels wait for messages of
+/// this rank, it reports the number of exchanges in which this rank took part. A rank that waits for a later exchange
+/// gets `peer_gone`.
 ///
-/// A plan with captured exchanges reports an unlimited number, unless it is destroyed by an exception. After another
-/// rank has exited, the number is 0, because the kernels of this rank then send nothing more.
+/// A plan with captured exchanges reports the largest number instead, because a graph may be launched any number of
+/// times. If such a plan is destroyed by an exception, it reports 0. After another rank has exited, every plan reports
+/// 0, because the kernels of this rank then send nothing more.
 class departure {
   public:
-    /// The counter of `gone` is set when a rank exits for whose messages this rank waits.
+    /// `gone` is the address of a counter of this rank, which is set when a rank exits or leaves whose messages this
+    /// rank waits for. `there` are the addresses of these counters of the ranks to which this rank sends.
     departure(mp_context_t context, const std::uint64_t *gone, std::vector<std::uint64_t *> there)
         : context_(context), gone_(gone), there_(std::move(there)) {}
     departure(const departure &) = delete;
@@ -139,26 +141,26 @@ class plan {
     /// an `mpi::node`; include mpgpu/halo_mpi.hpp. Rank numbers in the grid are those of the node's communicator. Call
     /// `destroy` before the arrays are freed.
     ///
-    /// Ranks on one node: in the time loop they are ordered by their streams, without MPI calls and without host waits.
+    /// Ranks on one node: in the time loop, streams order the exchanges, without MPI calls and without waits of the
+    /// host.
     ///
     /// Ranks on other nodes: messages are exchanged by MPI. `start` blocks until the messages are packed, and then
-    /// calls MPI. `finish` calls MPI and blocks until the messages have arrived. MPI must allow calls from these
-    /// threads.
+    /// calls MPI. `finish` calls MPI and blocks until the messages have arrived. MPI must allow calls from the threads
+    /// that call these functions.
     ///
     /// Exchange method: if `options::direct_pieces` is empty, a few exchanges are executed. All ranks then use the
-    /// method that is fastest on the slowest rank. A method that is not possible on one rank is used on none. Arrays
+    /// method that is fastest on the slowest rank. If a method is not possible on one rank, no rank uses it. Arrays
     /// that the neighbours cannot map (docs/reference/sharing.md) are exchanged by messages, regardless of
     /// `direct_pieces`.
     ///
     /// Graphs: in a stream that is being captured, `exchange` becomes part of the graph, which may be launched
     /// repeatedly. All ranks must capture the same exchanges and launch them in the same order. With ranks on other
-    /// nodes this throws `not_supported`. The plan must outlive the last launch of the graph.
+    /// nodes, `exchange` throws `not_supported` in such a stream. The plan must outlive the last launch of the graph.
     ///
     /// Errors: if one rank cannot create the plan, all ranks throw. They throw `argument_error` if arguments do not
     /// match or differ between ranks, the exceptions of the constructor above, and those of mpi.hpp. If a rank exits
-    /// during an exchange, the streams of its neighbours continue without its cells. Synchronising such a stream by
-    /// mpgpu
-    /// (`stream`, `event`, `request`) then throws `peer_gone`, and so does every later `start`.
+    /// during an exchange, the streams of its neighbours continue without its cells. If such a stream is
+    /// synchronised by mpgpu (`stream`, `event`, `request`), `peer_gone` is thrown. Every later `start` throws it too.
     template <class Node, std::enable_if_t<!std::is_same_v<Node, grid>, int> = 0>
     plan(const context &ctx, const Node &node, const grid &g, const rank_arrays &arrays, const options &how = {})
         : plan(detail::processes<Node>::make(ctx, node, g, arrays, how)) {}
@@ -168,7 +170,8 @@ class plan {
     ///
     /// With one process per rank the call is collective over the node's ranks, so that no rank frees memory that
     /// another rank has mapped. Call it before the arrays are freed and before MPI_Finalize. If all ranks are in one
-    /// process, the destructor does the same. Throws `driver_error`, `peer_gone`.
+    /// process, this call is not required, because the destructor also waits and frees the resources. Throws
+    /// `driver_error`, `peer_gone`.
     void destroy() {
         check_made();
         plan whole = std::move(*this); // is destroyed at the end of this function
@@ -306,7 +309,7 @@ class plan {
     struct lane {
         int rank;
         rank_arrays arrays;
-        stream order; ///< stream of packing and unpacking; that of the first rank also orders all other work
+        stream order; ///< stream in which this rank packs and unpacks; the first one also orders all other work
         event done;
         memory outbox;
         memory inbox;
@@ -315,7 +318,7 @@ class plan {
         launch_function unpack_off_node;
     };
 
-    /// Proof that the arguments were checked before resources are created.
+    /// Argument of a constructor, as proof that `checked` has accepted the arguments before resources are created.
     struct valid {};
 
     plan(const context &ctx, valid) : context_(ctx.get()), begun_(ctx), finished_(ctx) {}
@@ -439,9 +442,9 @@ class plan {
     [[nodiscard]] detail::form which() const noexcept { return {direct_pieces_, pushed_}; }
 
     /// Executes `exchanges` exchanges to measure this exchange method, and blocks until they have finished. If this
-    /// fails on one rank, no rank waits forever: the failing rank still enqueues all transfers that other ranks wait
-    /// for, and makes their kernels stop waiting. A kernel that has stopped waiting sends nothing more, so its rank
-    /// does the same for its own neighbours.
+    /// rank fails, it still enqueues every transfer that other ranks wait for, and sets an abort flag of its
+    /// neighbours. A kernel that sees the flag stops waiting and sends nothing more. The rank of that kernel then sets
+    /// the flag of its own neighbours, so that no rank waits forever.
     void run(const stream &order, int exchanges) {
 #if MPGPU_EXCEPTIONS
         const std::uint64_t last = transferred_ + static_cast<std::uint64_t>(exchanges);
@@ -466,8 +469,8 @@ class plan {
     }
 
 #if MPGPU_EXCEPTIONS
-    /// Enqueues only the transfers, which all ranks execute together, up to the exchange `until`. If that fails, leaves
-    /// the plan and notifies the other ranks.
+    /// Enqueues only the transfers of the exchanges up to number `until`, because all ranks of the node must execute
+    /// them. If enqueueing fails, destroys the plan of the transfers, which notifies the other ranks.
     void take_part(std::uint64_t until) noexcept {
         try {
             while (imports_ && transfers_ && transferred_ < until) {
@@ -481,8 +484,8 @@ class plan {
 #endif
 
     /// Returns the index of the plan with the fastest exchange method. Stores all measurements, and the errors of
-    /// methods that are not possible, in that plan. Returns the number of methods if none is possible. `seconds` is
-    /// empty if there are fewer than two methods to compare.
+    /// methods that are not possible, in that plan. Returns the number of methods if none is possible. `seconds`
+    /// contains the measured time of each plan. It is empty if there are fewer than two methods to compare.
     static std::size_t choose(std::vector<plan> &forms, const std::vector<double> &seconds,
                               const std::vector<detail::refused_form> &out) {
         constexpr double never = std::numeric_limits<double>::infinity();
@@ -568,7 +571,8 @@ class plan {
         }
     }
 
-    /// Launches the kernel that performs a whole exchange, after the last exchange, in a stream of its device.
+    /// Launches the kernel that performs a whole exchange with pushed messages. `stream` is a stream of the kernel's
+    /// device. The kernel starts after the previous exchange has ended.
     void push(stream_view stream) {
         if (leaving_) {
             leaving_->has_captured = leaving_->has_captured || is_captured_;
@@ -598,8 +602,8 @@ class plan {
         }
     }
 
-    /// Completes the messages to and from ranks on other nodes. Blocks. All other work of the exchange is already
-    /// enqueued.
+    /// Blocks until the messages to and from ranks on other nodes are sent and received, and then enqueues unpacking.
+    /// Called after all other work of the exchange is enqueued.
     void complete() {
         if (under_way_) {
             go_on_until([](const exchange_progress &now) { return now.is_done(); });
@@ -636,8 +640,9 @@ class plan {
         finished_.record(own.order);
     }
 
-    /// Calls the launch function `which(rank)` for every rank of this process. Each is launched in its own rank's
-    /// stream, after the work in the first rank's stream. The first rank's stream then waits for all of them.
+    /// Enqueues one operation for each rank of this process, in the stream of that rank. `which(l)` returns the launch
+    /// function of the operation for the rank with the resources `l`. An empty launch function enqueues nothing. Every
+    /// operation starts after all earlier work in the first rank's stream. That stream then waits for all operations.
     template <class Which> void fork(Which &&which) {
         lane &first = lanes_.front();
         first.done.record(first.order);
@@ -660,7 +665,9 @@ class plan {
         }
     }
 
-    /// Finds out if the stream is capturing, and sets `of` to its device. MPI messages cannot be captured.
+    /// Sets `is_captured_` to true if the stream is being captured, and writes the number of the stream's device to
+    /// `of` unless it is null. Throws if the stream is being captured and there are ranks on other nodes, because MPI
+    /// messages cannot be captured. Does nothing for plans without a pushing kernel and without ranks on other nodes.
     void look_at(stream_view stream, std::int32_t *of = nullptr) {
         if (!push_ && !off_node_) {
             return;
@@ -683,7 +690,7 @@ class plan {
     std::optional<mpgpu::plan> transfers_;
     std::shared_ptr<detail::off_node> off_node_; ///< messages to ranks on other nodes; null if there are none
     bool under_way_ = false;                     ///< true during an exchange with ranks on other nodes
-    bool waits_ = true;                          ///< true if `start` blocks until the messages to them are packed
+    bool waits_ = true;                          ///< true if `start` blocks until messages to other nodes are packed
     bool packs_ = false;
     std::uint64_t transferred_ = 0; ///< number of times that the transfers were enqueued
     bool is_captured_ = false;      ///< true if the current exchange is captured

@@ -230,8 +230,8 @@ template <> struct processes<mpi::node> {
         }
     }
 
-    /// Creates a halo plan that uses one `mpgpu::plan` for all ranks of the node. That plan also orders the ranks. If
-    /// the creation fails on one rank, the result is empty on all ranks.
+    /// Creates a halo plan that uses one `mpgpu::plan` for all ranks of the node. That plan also orders the work of the
+    /// ranks. If the creation fails on one rank, the result is empty on all ranks.
     static std::optional<plan> make_planned(const context &ctx, const mpi::node &node, const grid &g, int rank,
                                             const rank_arrays &arrays, const options &how, std::uint64_t limit,
                                             std::vector<refused_form> &out) {

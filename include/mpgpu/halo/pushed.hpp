@@ -4,26 +4,29 @@
 
 /// @file
 /// Exchange between ranks of one node by pushed messages: one kernel per rank performs the whole exchange. It packs
-/// each message directly into the inbox (buffer of received messages) of the receiving rank and sets a flag of that
-/// rank. It unpacks the messages in its own inbox, each when its flag is set. No separate copy and no stream operation
-/// is needed. Part of mpgpu/halo.hpp; include that header.
+/// each message directly into the inbox (buffer of received messages) of the receiving rank and sets a flag in the
+/// memory of that rank. It unpacks each message in its own rank's inbox when the flag of that message is set. No
+/// separate copy and no stream operation is needed. Part of mpgpu/halo.hpp; include that header.
 ///
-/// **Numbers.** The kernel itself counts the exchanges of a rank, in device memory. Therefore no kernel argument
-/// changes, and the kernel can be captured. A flag is set to the number of the exchange.
+/// **Numbers.** The kernel itself counts the exchanges of a rank, in device memory. Therefore the kernel arguments are
+/// equal in all launches, and the kernel can be captured. To set a flag, the kernel writes the number of the exchange
+/// to it.
 ///
 /// **Two halves.** An inbox has two halves, and exchange n uses half n % 2. No rank needs to announce that a half is
-/// free again, because ranks send to each other in both directions (`sends_both_ways`). Proof:
-/// - Let rank i write message n to rank j. The kernel of i's exchange n - 1 has ended, because the kernels of a rank
-/// run
-///   one after the other.
-/// - That kernel has found j's flag to be n - 1 or more. The kernel of j's exchange n - 1 has set that flag.
-/// - The kernel of j's exchange n - 1 began after the kernel of j's exchange n - 2 had ended, which has unpacked i's
-///   message n - 2. This was the last message in that half, so the half is free.
-/// - It follows that j can be one exchange ahead of i, but not two. A flag for which i waits at n is at most n + 1. The
-///   comparison is therefore `>=`.
+/// free again, because ranks send to each other in both directions (`sends_both_ways`). Proof, in which flag(j -> i) is
+/// the flag in rank i's memory that rank j sets:
+/// - Let rank i write message n to rank j. The kernel of i's exchange n - 1 has ended, because the kernels of a
+///   rank run one after the other.
+/// - That kernel has waited until flag(j -> i) was at least n - 1. The kernel of j's exchange n - 1 sets flag(j -> i)
+///   to n - 1.
+/// - The kernel of j's exchange n - 1 began after the kernel of j's exchange n - 2 had ended. The kernel of j's
+///   exchange n - 2 has unpacked i's message n - 2. This was the previous message in the half that message n uses, so
+///   the half is free.
+/// - It follows that j can be one exchange ahead of i, but not two. While i waits in exchange n, flag(j -> i) is at
+///   most n + 1. The kernel therefore compares flags by `>=`.
 ///
-/// The proof requires that the kernels of one plan run one after the other on each rank, and that all ranks launch
-/// equally many. They may be launched by calls or by graphs.
+/// The proof requires that the kernels of one plan run one after the other on each rank, and that all ranks launch the
+/// same number of kernels. The kernels may be launched by calls or by graphs.
 ///
 /// **Memory order.** The threads of a block write their part of a message and synchronise. Then one thread increments a
 /// counter of finished blocks (`is_last`, acquire and release in device scope). The block that increments it last has
@@ -53,8 +56,8 @@ namespace mpgpu::halo::detail {
 /// Message of a rank, sent or received by pushing.
 struct pushed_message {
     std::vector<piece> pieces;     ///< boxes of cells, with addresses in the first half of the inbox
-    std::uint64_t half = 0;        ///< distance of the two halves of the inbox, bytes
-    std::uint64_t *flag = nullptr; ///< flag of the receiver; null if streams order the ranks
+    std::uint64_t half = 0;        ///< offset of the second half of the inbox from the first, bytes
+    std::uint64_t *flag = nullptr; ///< flag in the receiver's memory; null if streams order the ranks
 };
 
 /// All messages that a rank sends and receives by pushing.
@@ -70,7 +73,7 @@ constexpr std::uint32_t most_pushed = 27; // messages in each direction: 26 neig
 struct pushed_state {
     std::uint64_t exchange;            ///< number of the last exchange that has ended
     std::uint64_t abandoned;           ///< number of the exchange that was abandoned because a rank exited; 0 if none
-    std::uint32_t ended;               ///< number of blocks that have ended
+    std::uint32_t ended;               ///< number of blocks that have ended in the current exchange
     std::uint32_t packed[most_pushed]; ///< number of blocks that have packed their part, per message
 };
 
@@ -84,7 +87,7 @@ struct pushed_work {
     std::uint32_t sent = 0;                         ///< number of sent messages; they precede the received ones
     std::uint32_t received = 0;                     ///< number of received messages
     std::uint32_t starts[2 * most_pushed + 1] = {}; ///< message m consists of tiles `starts[m]` to `starts[m + 1] - 1`
-    std::uint32_t packers[most_pushed] = {};        ///< number of blocks that pack a part, per message
+    std::uint32_t packers[most_pushed] = {};        ///< for each message: number of blocks that pack a part of it
     std::uint64_t halves[2 * most_pushed] = {};     ///< `pushed_message::half` of each message
     std::uint64_t *flags[2 * most_pushed] = {};     ///< `pushed_message::flag` of each message
 };
@@ -171,8 +174,8 @@ MPGPU_NOTIFY_BOTH inline std::uint32_t wait_for_any(const notify_block &block, c
 #endif
 }
 
-/// Performs the calling block's work in an exchange. Blocks wait for other ranks, whose blocks wait for all blocks of
-/// this rank. Therefore all blocks must run simultaneously.
+/// Performs the calling block's work in an exchange with pushed messages. Blocks wait for other ranks, whose blocks
+/// wait for all blocks of this rank. Therefore all blocks must run simultaneously.
 MPGPU_NOTIFY_BOTH inline void push_messages(const notify_block &block, const pushed_work &work) {
     const std::uint64_t exchange = work.state->exchange + 1; // the last block to end increments it
     const std::uint64_t half = exchange % 2;
@@ -222,7 +225,7 @@ MPGPU_NOTIFY_BOTH inline void push_messages(const notify_block &block, const pus
     }
 }
 
-/// Lists to which a `pushed_work` refers, in host memory.
+/// Lists of pieces and tiles to which a `pushed_work` (kernel argument) refers, in host memory.
 struct pushed_lists : persistent_lists {
     explicit pushed_lists(const pushed_messages &messages) {
         if (std::max(messages.sent.size(), messages.received.size()) > most_pushed) {
@@ -271,8 +274,8 @@ struct pushed_lists : persistent_lists {
     return work;
 }
 
-/// Returns a function that runs the kernel on CPU threads, each of which acts as a block. The CPU must be able to
-/// access the arrays and messages.
+/// Returns a function that performs the work of the kernel on CPU threads, each of which acts as a block. The CPU must
+/// be able to access the arrays and messages.
 [[nodiscard]] inline pushing_copier cpu_pushed() {
     constexpr static std::uint32_t worth_a_thread = 32; // number of tiles whose copy takes as long as starting a thread
     struct kernel {
@@ -330,7 +333,7 @@ struct pushed_inboxes {
     [[nodiscard]] std::uint64_t flag_offset(std::size_t pair, std::size_t to) const noexcept {
         return 2 * half[to] + numbers[pair] * sizeof(notification_counter);
     }
-    /// Returns the size of all flags of a rank in bytes.
+    /// Returns the total size of the flags in a rank's inbox, bytes.
     [[nodiscard]] std::uint64_t flag_bytes(std::size_t rank) const noexcept {
         return messages[rank] * sizeof(notification_counter);
     }
@@ -341,8 +344,9 @@ struct pushed_inboxes {
     std::vector<std::uint64_t> numbers;
 };
 
-/// Returns all messages that a rank sends and receives. `inbox(to)` returns the inbox (buffer of received messages) of
-/// a rank to which it sends, or its own inbox. Without flags only the first half of the inboxes is used.
+/// Returns all messages that the rank `rank` sends and receives. `inbox(to)` returns the inbox (buffer of received
+/// messages) of rank `to`: a rank to which `rank` sends, or `rank` itself. If `has_flags` is false, the messages have
+/// no flags and use only the first half of the inboxes.
 template <class Inbox>
 [[nodiscard]] pushed_messages messages_of(const schedule &all, const pushed_inboxes &at, const grid &g, int rank,
                                           const rank_arrays &arrays, const Inbox &inbox, bool has_flags) {

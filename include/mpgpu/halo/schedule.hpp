@@ -57,7 +57,7 @@ struct rank_pair {
     bool on_node = true;             ///< true if both ranks are on this node, or neither is
     std::uint64_t bytes = 0;         ///< size of the packed message in bytes
     std::uint64_t outbox_offset = 0; ///< offset in the sender's outbox (buffer of sent messages), bytes
-    std::uint64_t inbox_offset = 0;  ///< offset in the receiver's inbox, bytes; a message to itself stays in the outbox
+    std::uint64_t inbox_offset = 0;  ///< offset in the receiver's inbox, bytes; unused if both ranks are the same
 };
 
 /// Schedule: all pairs of ranks of a grid that exchange cells, ordered by sender, then by receiver. Equal on all ranks.
@@ -222,8 +222,8 @@ template <class Here>
     return limits;
 }
 
-/// Returns true if a schedule with this value of `options::direct_pieces` packs a region. Assumes that all ranks are on
-/// one node.
+/// Returns true if a schedule with this value of `options::direct_pieces` packs at least one region. Assumes that all
+/// ranks are on one node.
 [[nodiscard]] inline bool packs(const grid &g, std::uint64_t direct_pieces) {
     const schedule all = schedule_of(g, {1}, direct_pieces, [](int) { return true; });
     return std::any_of(all.pairs.begin(), all.pairs.end(), [](const rank_pair &p) { return !p.packed.empty(); });
