@@ -9,11 +9,11 @@ use super::{Ends, Group, rounded};
 use crate::topology::{Costs, DeviceId, Link, LinkId, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
 use ahash::AHashSet;
 
-/// Largest relative difference at which the rate of a hop counts as equal to the capacity of its ports.
+/// Largest relative difference at which the rate of a hop (pair of devices) counts as equal to the capacity of its ports.
 const LIKE_ITS_PORTS: f64 = 0.06;
 
 /// Returns the topology without costs, and every shared capacity with its name in the topology. `starts` holds the startup time of each hop
-/// in seconds.
+/// (pair of devices) in seconds.
 pub(super) fn topology(base: &Machine, hops: &[Ends], fit: &Capacities, starts: &[f64]) -> (Topology, Vec<Group>) {
     let devices: Vec<DeviceId> = base.devices().collect();
     let mut draft = Draft {
@@ -29,7 +29,8 @@ pub(super) fn topology(base: &Machine, hops: &[Ends], fit: &Capacities, starts: 
         of_hop: vec![None; hops.len()],
         hops,
     };
-    // The smallest startup time is caused by the driver and belongs to the costs. The excess of other hops is the latency of their links.
+    // The smallest startup time is caused by the driver and is part of the costs. If the startup time of a hop is longer, the difference is
+    // the latency of its link.
     let least = starts.iter().copied().fold(f64::INFINITY, f64::min);
     let latency = |hop: usize| if starts[hop] > 1.2 * least { rounded(starts[hop] - least) } else { 0.0 };
 
@@ -84,7 +85,7 @@ struct Draft<'a> {
     nodes: Vec<Node>,
     links: Vec<Link>,
     hops: &'a [(DeviceId, DeviceId)],
-    /// Link of each hop, or `None` if the hop has no link of its own because it uses the switch.
+    /// Link of each hop (pair of devices), or `None` if the copies of the hop pass through the switch.
     of_hop: Vec<Option<LinkId>>,
 }
 
@@ -115,8 +116,8 @@ impl Draft<'_> {
     }
 }
 
-/// Ports of the GPUs. The output port of a GPU is the resource that all its copies to other GPUs use. The input port is the resource that
-/// all its copies from other GPUs use.
+/// Ports of the GPUs. The output port of a GPU is the resource that all copies from this GPU to other GPUs use. The input port is the
+/// resource that all copies from other GPUs to this GPU use.
 struct Ports {
     gpus: Vec<DeviceId>,
     out: Vec<usize>,
@@ -187,7 +188,8 @@ impl Ports {
         peers.iter().all(|hop| hop.2 == said(hop)).then_some([out, into])
     }
 
-    /// Returns the links of the topology that share a resource, or `None` if only some of the copies of a port use it.
+    /// Returns the links of the topology that share a resource. Returns `None` if the resource is used by some copies of a port but not by
+    /// all of them.
     fn links(&self, resource: &Shared, hops: &[Ends], draft: &Draft<'_>) -> Option<Vec<LinkId>> {
         let [out, into] = self.whole(resource, hops)?;
         let ports = out.iter().map(|gpu| 2 * self.index(*gpu)).chain(into.iter().map(|gpu| 2 * self.index(*gpu) + 1));
@@ -195,7 +197,7 @@ impl Ports {
     }
 }
 
-/// Returns the name of the capacity that these hops share.
+/// Returns the name of the capacity that these hops (pairs of source and destination device) share.
 fn name(hops: &[Ends]) -> String {
     let sources: AHashSet<DeviceId> = hops.iter().map(|hop| hop.0).collect();
     let targets: AHashSet<DeviceId> = hops.iter().map(|hop| hop.1).collect();

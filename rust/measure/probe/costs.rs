@@ -8,7 +8,8 @@ use crate::topology::{Costs, DeviceId, Machine};
 /// Step of a probe (measurement of a machine) that measures fixed costs, or that adjusts the measured capacities.
 pub(super) type Step<H> = fn(&mut Session<'_, H>, &Machine, &mut Costs) -> Result<(), <H as Harness>::Error>;
 
-/// Returns names and functions of the steps, in order. Later steps use the costs that earlier steps have measured.
+/// Returns the names and functions of the measuring steps of a probe, in the order in which they are made. Later steps use the costs that
+/// earlier steps have measured.
 pub(super) fn steps<H: Harness>() -> [(&'static str, Step<H>); 9] {
     [
         ("calls", calls),
@@ -30,8 +31,8 @@ fn first<H: Harness>(session: &Session<'_, H>) -> Option<usize> {
     session.hops.iter().position(between_gpus).or((!session.hops.is_empty()).then_some(0))
 }
 
-/// Measures the fixed cost and the cost of each further copy, for single copies, batched copies and copy kernels. They are derived from the
-/// times of one copy and of 64 copies of a few bytes.
+/// Measures the fixed cost of a copy, and the cost of each further copy in one submission, for individual copies, batched copies and copy
+/// kernels. The costs are derived from the times of one copy and of 64 copies of a few bytes.
 fn calls<H: Harness>(session: &mut Session<'_, H>, _: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     const MANY: u32 = 64;
     let Some(index) = first(session) else { return Ok(()) };
@@ -64,8 +65,8 @@ fn kernel_efficiency<H: Harness>(session: &mut Session<'_, H>, _: &Machine, cost
     Ok(())
 }
 
-/// Measures the latency of a flag from the stream that sets it to the stream that waits for it. The latency is derived from the difference
-/// in time between 36 and 4 round trips.
+/// Measures the time from the moment at which a stream sets a flag until a stream that waits for the flag continues. It is derived from the
+/// difference in time between 36 and 4 round trips.
 fn hand_over<H: Harness>(session: &mut Session<'_, H>, _: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     const ROUNDS: [u32; 2] = [4, 36];
     let Some(index) = first(session) else { return Ok(()) };

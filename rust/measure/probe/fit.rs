@@ -26,16 +26,17 @@ use crate::model::{FlowRate, MaxMin};
 use crate::topology::{DeviceId, Resource, ResourceId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Smallest number of measurements of a set of copies from which a shared capacity is derived.
+/// Minimum number of measurements of a set of copies that are needed to derive a shared capacity from the set.
 const LEAST_REPEATS: usize = 2;
-/// Factor by which a host copy in a set with copies between GPUs may exceed its isolated time before the excess counts as contention. The
-/// factor is large because buffers of host memory differ in speed, and other programs use host memory.
+/// Factor by which a host copy may exceed its isolated time, in a set with copies between GPUs, before the set counts as slowed down by a
+/// shared resource. The factor is large because buffers of host memory differ in speed, and other programs use host memory.
 const HOST_SLACK: f64 = 2.0;
-/// Relative difference below which capacities or rates are merged. Links of the same type differ less than repeated measurements do.
+/// Relative difference up to which capacities or rates count as equal and are merged. Links of the same type differ less than repeated
+/// measurements do.
 const ALIKE: f64 = 0.05;
 
-/// Rank, from 0 (fastest) to 1 (slowest), of the sample of a set from which a capacity is derived: the middle sample, or the lower of the
-/// two middle samples.
+/// Position of the sample from which a capacity is derived, among the samples of a set: 0 is the fastest and 1 the slowest. The value 0.5
+/// selects the middle sample, or the lower of the two middle samples.
 pub(super) const MEDIAN: f64 = 0.5;
 
 /// Rates and shared capacities of a machine. Hops are identified by their index in the list of measured hops.
@@ -57,10 +58,10 @@ pub(super) struct Shared {
     pub staged: Option<f64>,
 }
 
-/// Copies that were started together, and the time in seconds that they took, without fixed costs.
+/// Measurement of copies that were started together, with the time in seconds that they took, without fixed costs.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sample {
-    /// Index of the hop, and number of bytes, of each copy.
+    /// Copies of the measurement. Each entry holds the index of the copy's hop and the number of bytes.
     pub copies: Vec<(usize, f64)>,
     pub seconds: f64,
 }
@@ -115,8 +116,8 @@ impl Capacities {
         self.shared.iter().map(of).fold(self.alone(copies), f64::max)
     }
 
-    /// True if a set of copies takes longer than predicted, by more than a tolerance. The sample at one third of the order from fastest to
-    /// slowest decides, because disturbances only make measurements longer.
+    /// True if a set of copies takes longer than predicted, by more than a tolerance. `of_set` holds the samples of the set. The sample at
+    /// one third of their order from fastest to slowest is compared, because disturbances only make measurements longer.
     pub fn is_late(&self, ends: &[Ends], of_set: &[Sample], tolerance: f64) -> bool {
         let sample = self.ranked(of_set, 1.0 / 3.0);
         let is_of_host = |hop: usize| ends[hop].0.is_host() || ends[hop].1.is_host();
@@ -163,8 +164,8 @@ impl Capacities {
         fit
     }
 
-    /// Returns the sample with the given rank among the samples of a set. Samples are ordered by their time divided by the isolated time;
-    /// rank 0 is the fastest, 1 the slowest.
+    /// Returns the sample at position `rank` (0 is the fastest, 1 the slowest) among the samples of a set. Samples are ordered by their
+    /// time divided by the time of their isolated copies.
     pub fn ranked(&self, of_set: &[Sample], rank: f64) -> Sample {
         let slowdown = |sample: &Sample| sample.seconds / self.alone(&sample.copies);
         let mut sorted: Vec<&Sample> = of_set.iter().collect();
@@ -183,10 +184,11 @@ impl Capacities {
         self.shared.retain(|shared| !is_implied(shared));
     }
 
-    /// Replaces capacities of one kind that differ only by noise by one value. If isolated copies on the hops of a capacity are as fast as
-    /// the capacity, also sets the capacity to the rate of these hops.
+    /// Replaces capacities of one kind that differ only by noise by their median. If isolated copies on some hops of a capacity are as fast
+    /// as the capacity, sets the capacity to the median of their rates. Then limits the rate of each hop to the capacities that the hop
+    /// uses.
     pub fn level(&mut self, ends: &[Ends]) {
-        // Numbers of hops between GPUs, into host memory, out of host memory, and between host memories.
+        // Kind of a capacity: the number of its hops between GPUs, into host memory, out of host memory, and between host memories.
         let kind = |shared: &Shared| {
             let count =
                 |from: bool, to: bool| shared.hops().filter(|hop| (ends[*hop].0.is_host(), ends[*hop].1.is_host()) == (from, to)).count();
@@ -220,12 +222,13 @@ fn mixes_directions(ends: &[Ends], sample: &Sample) -> bool {
     copies.iter().all(|copy| copy.0 == copies[0].0) && !readers.is_empty() && !writers.is_empty() && readers != writers
 }
 
-/// Replaces the values of `members` that lie within a relative distance of their median by the median, then treats the remaining values
-/// in the same way.
+/// Replaces the values in the largest cluster among `members` by their median, then treats the remaining values in the same way. A cluster
+/// consists of the values within the relative distance `within` of one of them.
 pub(super) fn level(values: &mut [f64], members: &[usize], within: f64) {
     let mut left = members.to_vec();
     while !left.is_empty() {
-        // Indices of the values near the value that has the most other values near it. If there are several such values, the first is used.
+        // Find the largest cluster: the value with the most neighbours, and the indices of these neighbours. If several values have equally
+        // many neighbours, use the first.
         let near =
             |middle: f64| left.iter().copied().filter(|index| (values[*index] / middle).ln().abs() <= within).collect::<Vec<usize>>();
         let around = left.iter().map(|index| near(values[*index])).rev().max_by_key(Vec::len).unwrap_or_default();

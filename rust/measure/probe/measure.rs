@@ -1,8 +1,8 @@
 //! Makes the measurements of one probe of a machine. Chooses the sizes of the copies, and decides which measurements are repeated.
 //!
 //! There is one rule for repetition. A result that matches the prediction is measured once. A set that takes longer than predicted (a late
-//! set) is measured three times, and the median is used. The same applies to a hop that is slower or faster than the other hops of its
-//! kind.
+//! set) is measured three times, and the median is used. A hop (pair of devices) that is slower or faster than the other hops of its kind
+//! is measured three times too.
 
 use super::fit::{Capacities, MEDIAN, Sample, Samples, level};
 use super::{Ends, Harness, Hop, Pair, ProbeOptions, Progress, Reading, Residuals, Timing, Work, median, sets};
@@ -13,15 +13,15 @@ use std::collections::BTreeMap;
 const GRAIN: f64 = 4096.0;
 /// Size in bytes of a copy whose time consists only of startup time.
 pub(super) const TINY: u64 = 4096;
-/// Size in bytes of a copy that gives a first estimate of a rate.
+/// Size in bytes of the copy from which the first estimate of a hop's rate is made.
 const SMALL: u64 = 1 << 20;
 /// Number of measurements of a set of copies that takes longer than predicted.
 const REPEATS: usize = 3;
-/// Number of times that all host copies are measured during a probe (measurement of a machine). They are measured repeatedly because the
-/// speed of host memory changes within seconds.
+/// Number of times that each host copy is measured during a probe (measurement of a machine). Host copies are measured repeatedly because
+/// the speed of host memory changes within seconds.
 const VISITS: usize = 4;
-/// Time of the host copies in a set with copies between GPUs, as a fraction of the set's time. It is below 1, so that slow host memory is
-/// not mistaken for contention.
+/// Fraction of the time of a set after which its host copies should end, if the set also contains copies between GPUs. It is below 1, so
+/// that slow host memory is not mistaken for contention.
 const HOST_PART: f64 = 0.5;
 
 /// State of one probe (measurement of a machine).
@@ -30,11 +30,12 @@ pub(super) struct Session<'a, H: Harness> {
     pub options: &'a ProbeOptions,
     progress: &'a mut dyn FnMut(Progress),
     stage: (&'static str, u32, u32),
-    /// All hops (pairs of source and destination device) that the probe measures. Other fields refer to hops by their index in this list.
+    /// All hops (pairs of source and destination device) that the probe measures. Other fields and functions identify a hop by its index in
+    /// this list.
     pub hops: Vec<Ends>,
-    /// Time in seconds of a copy of a few bytes on each hop.
+    /// Startup time of each hop in seconds: the time of a copy of a few bytes.
     pub starts: Vec<f64>,
-    /// Time in seconds that each further copy of a set adds to the time of submission.
+    /// Time in seconds by which each further copy of a set prolongs the submission.
     step: f64,
     pub fit: Capacities,
     samples: Samples,
@@ -81,7 +82,7 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(timing)
     }
 
-    /// True if the budget of measurements is not yet spent.
+    /// True if the maximum number of measurements has not been reached yet.
     pub fn may_measure(&self) -> bool {
         (self.readings.len() as u32) < self.options.measurements
     }
@@ -114,8 +115,8 @@ impl<'a, H: Harness> Session<'a, H> {
             }
         }
         self.take_singles();
-        // A difference from other hops of the same kind is only a reason to measure a hop again; it does not determine the hop's rate.
-        // Repeated measurements use at most half of the budget.
+        // If a hop differs from other hops of the same kind, it is measured again. The other hops do not influence its rate. Repeated
+        // measurements use at most half of the budget.
         for index in 0..self.hops.len() {
             let kind = |hop: usize| [self.hops[hop].0.is_host(), self.hops[hop].1.is_host()];
             let mut alike: Vec<f64> = (0..self.hops.len()).filter(|hop| kind(*hop) == kind(index)).map(|hop| self.fit.rates[hop]).collect();
@@ -143,8 +144,8 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(())
     }
 
-    /// Computes rates, startup times and the issue time per copy from the measurements. The rate is the slope between the second shortest
-    /// and the longest copy, which excludes the startup time.
+    /// Computes the rate and the startup time of each hop and the issue time per copy from the measurements. A rate is computed from the
+    /// differences in size and time between the second shortest and the longest copy, so that it excludes the startup time.
     fn take_singles(&mut self) {
         for index in 0..self.hops.len() {
             let mut of_hop: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
@@ -192,7 +193,7 @@ impl<'a, H: Harness> Session<'a, H> {
         self.refit(&[]);
     }
 
-    /// Adds a sample for a measurement if it consists of several long copies.
+    /// Adds a measurement to the samples if it consists of several long copies that started together.
     fn take_set(&mut self, reading: &Reading) {
         let copies: Option<Vec<(usize, f64)>> = reading.direct.iter().map(|hop| Some((self.number(hop)?, hop.bytes as f64))).collect();
         let Some(mut copies) = copies.filter(|copies| copies.len() > 1 && reading.direct.iter().any(|hop| hop.bytes > TINY)) else {
@@ -208,7 +209,7 @@ impl<'a, H: Harness> Session<'a, H> {
     }
 
     /// Measures the copies of a set of hops that are started together. The sizes are chosen such that all copies should end at the same
-    /// time; otherwise the last copies would leave a shared capacity partly idle.
+    /// time. If they did not, the last copies would leave a shared capacity partly idle.
     fn together(&mut self, set: &[usize]) -> Result<(), H::Error> {
         let mixed = set.iter().any(|hop| self.is_between_gpus(*hop));
         let part = |hop: usize| if mixed && !self.is_between_gpus(hop) { HOST_PART } else { 1.0 };
@@ -234,8 +235,8 @@ impl<'a, H: Harness> Session<'a, H> {
         self.samples.get(set).map(|of_set| self.fit.ranked(of_set, MEDIAN))
     }
 
-    /// True if a set of hops takes longer than predicted, measured by the rule in the module's description. False if the budget of
-    /// measurements is spent.
+    /// True if a set of hops takes longer than predicted. Makes the measurements that the rule in the module's description requires.
+    /// Returns false if the maximum number of measurements has been reached.
     fn is_late(&mut self, set: &[usize]) -> Result<bool, H::Error> {
         let mut set = set.to_vec();
         set.sort_unstable();
@@ -386,7 +387,7 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(Residuals { count: errors.len() as u32, median: median(&mut errors).unwrap_or(0.0), worst })
     }
 
-    /// Adds a note to `notes` if the number of measurements has reached its limit, so that slowdowns may remain unexplained.
+    /// Adds a note to `notes` if the maximum number of measurements was reached, because some slowdowns may then remain unexplained.
     pub fn notes(&self, notes: &mut Vec<String>) {
         if !self.may_measure() {
             notes.push(format!("stopped looking for shared capacities after {} measurements", self.readings.len()));
@@ -394,8 +395,8 @@ impl<'a, H: Harness> Session<'a, H> {
     }
 }
 
-/// Returns sets of three or more hops in which all pairs slow each other down, at least half as much as the slowest pair of the set does.
-/// `late` holds the pairs that slow each other down, each with its slowdown.
+/// Returns sets of three or more hops in which all pairs of hops slow each other down. The slowdown of each pair is at least half of the
+/// slowdown of the slowest pair in its set. `late` holds the pairs that slow each other down, each with its slowdown.
 fn cliques(mut late: Vec<(f64, [usize; 2])>) -> Vec<Vec<usize>> {
     late.sort_by(|a, b| b.0.total_cmp(&a.0));
     let mut cliques: Vec<Vec<usize>> = Vec::new();

@@ -30,7 +30,7 @@ use measure::Session;
 /// Source and destination device of a copy.
 type Ends = (DeviceId, DeviceId);
 
-/// One direct copy from one device to another.
+/// Direct copy from one device to another.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Hop {
     /// Device whose memory the copy reads.
@@ -104,9 +104,10 @@ pub struct Timing {
 pub struct Reading {
     /// Direct copies of the work, which start together.
     pub direct: Vec<Hop>,
-    /// Pipelined copies that start together with the direct copies; see [`Work::Paths`].
+    /// Pipelined copies of the work, which start together with the direct copies; see [`Work::Paths`].
     pub staged: Vec<Pipeline>,
-    /// Mechanism and number of copies if the work is [`Work::Many`]; `direct` then holds the copy that is repeated. `None` for other work.
+    /// Mechanism and number of copies if the work is [`Work::Many`]. The field `direct` then holds the repeated copy. `None` for other
+    /// work.
     pub many: Option<(Mechanism, u32)>,
     /// True if the work was executed in the same way as a plan ([`Work::Paths`]).
     pub as_plan: bool,
@@ -143,7 +144,7 @@ pub enum Integrity {
     Intact,
     /// The copy reports success, but some bytes are wrong.
     Lost {
-        /// Number of wrong bytes at the destination.
+        /// Number of bytes at the destination that differ from the source.
         wrong: u64,
         /// Number of bytes that were compared.
         of: u64,
@@ -175,18 +176,18 @@ pub struct ProbeOptions {
     pub copy_seconds: f64,
     /// Number of runs of each measurement; their median is used.
     pub repetitions: u32,
-    /// Fraction by which a set of copies may be slower than predicted before the probe searches for the cause.
+    /// Fraction by which a set of copies may be slower than predicted. If the set is slower than that, the probe searches for the cause.
     pub tolerance: f64,
-    /// Largest number of measurements of concurrent copies. If the probe (measurement of the machine) reaches this number before all
+    /// Maximum number of measurements of concurrent copies. If the probe (measurement of the machine) reaches this number before all
     /// slowdowns are explained, it adds a note to the record.
     pub measurements: u32,
     /// Sizes in bytes of copies from and to host memory, and of each transfer of an all-to-all, for which a context searches for better
     /// plans after the probe. The search executes the plans. On the host backend, sizes above 4 MiB are skipped, because CPU threads move
     /// every byte. An empty list disables the search.
     pub tuned_bytes: Vec<u64>,
-    /// Largest accepted median of the relative errors of the probe's own predictions. If the median is larger, the context tunes nothing
-    /// after the probe. Whatever this option, a probe whose median exceeds [`Residuals::MOST`] is stored only if the caller names a file
-    /// for it.
+    /// Maximum accepted median of the relative errors of the probe's own predictions. If the median is larger, the context tunes nothing
+    /// after the probe. Independently of this option, a probe whose median exceeds [`Residuals::MOST`] is stored only if the caller names a
+    /// file for it.
     pub most_error: f64,
 }
 
@@ -219,11 +220,11 @@ impl ProbeOptions {
 pub struct Progress {
     /// Name of the current stage of the probe.
     pub stage: &'static str,
-    /// Number of parts of the stage that have been completed.
+    /// Number of parts of the current stage that have been completed.
     pub done: u32,
-    /// Total number of parts of the stage.
+    /// Total number of parts of the current stage.
     pub of: u32,
-    /// Number of measurements that were made so far.
+    /// Number of measurements that the probe has made so far.
     pub measurements: u32,
 }
 
@@ -251,7 +252,7 @@ pub struct Group {
     pub capacity: f64,
     /// Capacity that the hops share for data that is staged in host memory, in bytes/s; `None` if it equals `capacity`.
     pub staged: Option<f64>,
-    /// Hops that share the capacity.
+    /// Hops that share the capacity, as pairs of source and destination device.
     pub hops: Vec<(DeviceId, DeviceId)>,
 }
 
@@ -277,11 +278,11 @@ pub struct Probed {
     pub hops: Vec<HopFound>,
     /// Every shared capacity that was found, with its hops.
     pub groups: Vec<Group>,
-    /// Every pair of hops that was measured separately.
+    /// Every pair of hops that was measured, with the slowdown of its copies when both hops are used at the same time.
     pub pairs: Vec<Pair>,
     /// Errors of the predictions for random sets of copies, which are measured at the end of the probe.
     pub residuals: Residuals,
-    /// Number of measurements that were made.
+    /// Number of measurements that the probe made.
     pub measurements: u32,
     /// All measurements, in the order in which they were made.
     pub readings: Vec<Reading>,
@@ -326,8 +327,8 @@ pub fn probe<H: Harness>(
     Ok(Probed { topology, hops: found, groups, pairs, residuals, measurements: readings.len() as u32, readings, notes })
 }
 
-/// Derives the topology from earlier measurements, without measuring capacities again. Costs are measured with `harness`. `failed` is
-/// called for each cost that could not be measured; the value of this cost in `base` is then used.
+/// Derives the topology from earlier measurements, without measuring capacities again. Fixed costs are measured with `harness`. If a cost
+/// cannot be measured, `failed` is called and the value of this cost in `base` is used.
 pub fn probe_from<H: Harness>(
     base: &Machine,
     readings: &[Reading],
@@ -354,7 +355,7 @@ fn joined(base: &Machine) -> Vec<Ends> {
     pairs.filter(|(from, to)| from != to && base.route(*from, *to).is_some()).collect()
 }
 
-/// Measures the fixed costs, and builds the topology. Returns the topology and its shared capacities.
+/// Measures the fixed costs, and builds the topology from the measurements of the session. Returns the topology and its shared capacities.
 fn finish<H: Harness, E>(
     session: &mut Session<'_, H>,
     base: &Machine,
@@ -378,9 +379,9 @@ fn finish<H: Harness, E>(
 }
 
 /// Returns a note that states how much the times of repeated host copies differ, or `None` if no host copy was repeated. The times differ
-/// because each repetition uses a different host buffer. The times of plans differ from them too, because plans use other buffers.
+/// because each repetition uses a different host buffer. For the same reason, times of plans differ from the probe's times.
 fn spread(readings: &[Reading]) -> Option<String> {
-    /// Size in bytes from which the startup time of a copy is negligible.
+    /// Minimum size in bytes of a copy whose startup time is negligible.
     const LONG: u64 = 8 << 20;
     let of_host = |hop: &Hop| hop.bytes >= LONG && (hop.from.is_host() || hop.to.is_host());
     let mut spreads: Vec<f64> = readings
@@ -413,7 +414,7 @@ fn rounded(value: f64) -> f64 {
     if unit < 1.0 { (value / unit).round() / 10_f64.powi(2 - value.log10().floor() as i32) } else { (value / unit).round() * unit }
 }
 
-/// Returns the costs limited to the values that a topology accepts.
+/// Returns the costs after limiting each of them to the range that a topology accepts.
 fn bounded(mut costs: Costs) -> Costs {
     for cost in Costs::TABLE {
         let value = (cost.of_mut)(&mut costs);

@@ -1,8 +1,8 @@
-//! Measures pipelines as plans use them: together with a direct copy, and several at the same time.
+//! Measures pipelines (staged copies) in the way in which plans use them: together with a direct copy, and several at the same time.
 //!
 //! An isolated pipeline needs less time between chunks than a pipeline that runs with a direct copy. Two opposite pipelines may move less
-//! data at the same time than two direct copies. Many pipelines at the same time may move more, because their rings stay in the processor's
-//! caches.
+//! data than two direct copies in the same time. Many concurrent pipelines may move more data than direct copies, because their staging
+//! rings stay in the processor's caches.
 
 use super::fit::{Sample, Shared};
 use super::measure::{Session, TINY, grained};
@@ -13,9 +13,9 @@ use crate::topology::{Costs, DeviceId, Machine};
 /// Durations of the pipelined transfers that are measured, as multiples of `ProbeOptions::copy_seconds`. They correspond to transfers of
 /// some tens of MiB to 1 GiB.
 const LENGTHS: [f64; 5] = [0.125, 0.25, 0.5, 1.0, 2.0];
-/// Fraction of the pipeline's time after which the direct copy ends, in measurements of pipelines.
+/// Fraction of the pipeline's time after which the direct copy should end, when a pipeline and a direct copy are measured together.
 const DIRECT_ENDS: f64 = 0.85;
-/// Fraction of the direct copy's time after which the pipeline ends, in measurements of fork and join.
+/// Fraction of the direct copy's time after which the pipeline should end, when the cost of fork and join is measured.
 const PIPELINE_ENDS: f64 = 0.5;
 /// Largest size of a direct copy, as a fraction of [`Harness::room`]. The limit for a pipelined transfer is [`STAGED`]. With these limits,
 /// the memory of a device has space for one direct copy, one pipelined transfer and two staging rings.
@@ -23,7 +23,8 @@ const DIRECT: f64 = 0.5;
 /// Largest size of a pipelined transfer, as a fraction of [`Harness::room`]; see [`DIRECT`].
 const STAGED: f64 = 0.125;
 
-/// Minimum fraction of a pipeline's rate that must add to the rate of the direct copy. Plans do not use a pipeline that adds less.
+/// Minimum fraction of a pipeline's rate that the links must still provide while the direct copy uses its full rate. Plans do not use a
+/// pipeline (staged path) with a smaller fraction, so it is not measured.
 const ADDED: f64 = 0.75;
 
 /// Pipelined path, with the direct path on which plans copy at the same time.
@@ -36,8 +37,8 @@ struct PipelinePath {
 }
 
 impl PipelinePath {
-    /// Returns the pipeline from `from` through `via` to `to`. Returns `None` if the machine has no routes for its two hops, or if no plan
-    /// uses the pipeline because it shares its bottleneck with the direct copy.
+    /// Returns the pipeline from `from` through `via` to `to`. Returns `None` if the machine has no routes for its two hops. Also returns
+    /// `None` if the direct copy leaves too little capacity for the pipeline ([`ADDED`]), because no plan then uses the pipeline.
     fn new(machine: &Machine, from: DeviceId, via: DeviceId, to: DeviceId) -> Option<PipelinePath> {
         let path = PathModel::new(machine, &[machine.route(from, via)?, machine.route(via, to)?]);
         let direct = machine.route(from, to).map(|route| PathModel::new(machine, &[route]));
@@ -59,8 +60,8 @@ impl PipelinePath {
     }
 }
 
-/// Returns the host memory to and from which copies of this GPU are fastest, and the first of several. Returns `None` if copies in both
-/// directions are not possible.
+/// Returns the host memory to and from which copies of this GPU are fastest, or the first such host memory if several are equally fast.
+/// Returns `None` if no host memory can be copied both to and from the GPU.
 fn nearest(machine: &Machine, gpu: DeviceId) -> Option<DeviceId> {
     let rate = |host: DeviceId| Some(machine.route(gpu, host)?.bandwidth + machine.route(host, gpu)?.bandwidth);
     let hosts = machine.devices().filter(|device| device.is_host()).filter_map(|host| Some((host, rate(host)?)));
@@ -125,9 +126,9 @@ pub(super) fn chunks_via_gpu<H: Harness>(session: &mut Session<'_, H>, machine: 
 }
 
 /// Measures pipelines of several lengths while a direct copy runs that ends earlier. Each pipeline is measured with `n` chunks, the number
-/// that the model would choose, and with `2 n`. The difference is the cost of `n` chunks; a drift of the rate affects both equally. Returns
-/// the mean cost of a chunk over all lengths in seconds, and the median time in seconds that the calling thread needs to issue an
-/// operation.
+/// that the model would choose, and with `2 n`. The difference is the cost of `n` chunks; if the rate changes slowly in the meantime, this
+/// affects both measurements equally. Returns the mean cost of a chunk over all lengths in seconds, and the median time in seconds that the
+/// calling thread needs to issue an operation.
 fn each_chunk<H: Harness>(
     session: &mut Session<'_, H>,
     staged: &[PipelinePath],
@@ -201,7 +202,7 @@ pub(super) fn staging_both_ways<H: Harness>(session: &mut Session<'_, H>, machin
     // While one pipeline waits between two chunks, the other uses the link alone and almost saturates it already.
     let seconds = two.seconds - gaps;
     if session.fit.staged_seconds(&two.copies) < seconds * (1.0 - tolerance) {
-        // Each link carries the first hop of one pipeline and the second hop of the other.
+        // Each link carries the first hop of one pipeline and, in the opposite direction, the second hop of the other pipeline.
         let carried = two.copies.iter().map(|copy| copy.1).sum::<f64>() / pair.len() as f64 / seconds;
         let links: Vec<[DeviceId; 2]> = pair.iter().map(|one| [one.from, one.via]).collect();
         slow_both_ways(session, &links, carried);
@@ -209,9 +210,9 @@ pub(super) fn staging_both_ways<H: Harness>(session: &mut Session<'_, H>, machin
     Ok(())
 }
 
-/// Reduces the capacity for staged data, both directions together, of all links between GPUs and host memory. All these capacities are
+/// Reduces the capacity for staged data, both directions together, of each link between a GPU and host memory. All these capacities are
 /// multiplied by one factor: `carried`, the number of bytes/s that the measured links carried, divided by the smallest known capacity of
-/// the links in `links`.
+/// the links in `links`. No capacity becomes smaller than the rate of one direction of its link.
 fn slow_both_ways<H: Harness>(session: &mut Session<'_, H>, links: &[[DeviceId; 2]], carried: f64) {
     let hops = session.hops.clone();
     let fit = &mut session.fit;
@@ -236,10 +237,10 @@ fn slow_both_ways<H: Harness>(session: &mut Session<'_, H>, links: &[[DeviceId; 
     }
 }
 
-/// Measures pipelines that run at the same time, each with its direct copy. Returns the sizes of the pipelines with the time in seconds
-/// that they took, including gaps between chunks, and the total time of the gaps. The times are the slowest of a few measurements in which
-/// the direct copies end earlier. The slowest is used because a path that is faster than the model expects costs only a little of the gain,
-/// but a path that is slower makes a plan slower than the direct copy.
+/// Measures pipelines that run at the same time, each with its direct copy. Returns a sample with the sizes of the pipelines and the time
+/// in seconds that they took, including gaps between chunks, and the total time of these gaps. The time is the longest of a few
+/// measurements. A path that is faster than the model expects costs only a little of the gain, but a path that is slower makes a plan
+/// slower than the direct copy.
 fn together<H: Harness>(
     session: &mut Session<'_, H>,
     machine: &Machine,
@@ -247,7 +248,7 @@ fn together<H: Harness>(
     staged: &[PipelinePath],
 ) -> Result<(Sample, f64), H::Error> {
     const TIMES: u32 = 3;
-    /// Relative difference in time above which buffers of host memory count as different.
+    /// Relative difference in time above which the buffers of host memory count as unequally fast.
     const UNEVEN: f64 = 0.2;
     let bytes = session.options.copy_seconds * LENGTHS[LENGTHS.len() - 1] / seconds_for_each_byte(machine, staged);
     let bytes = bounded(session, STAGED, bytes);
@@ -274,8 +275,8 @@ fn together<H: Harness>(
     Ok((Sample { copies, seconds }, (overhead(costs) - fill).min(seconds / 2.0)))
 }
 
-/// Returns the time in seconds for each byte if these pipelines run at the same time, computed from the capacities that direct copies
-/// share.
+/// Returns the time in seconds that each byte takes if these pipelines run at the same time. It is computed from the capacities for direct
+/// copies.
 fn seconds_for_each_byte(machine: &Machine, staged: &[PipelinePath]) -> f64 {
     let mut work = vec![0.0; machine.resources().len()];
     for &(resource, weight) in staged.iter().flat_map(|one| &one.path.weights) {
@@ -284,8 +285,8 @@ fn seconds_for_each_byte(machine: &Machine, staged: &[PipelinePath]) -> f64 {
     work.into_iter().fold(0.0, f64::max)
 }
 
-/// Limits `bytes` to `part` of [`Harness::room`] and to at least a few chunks, and rounds the result to a multiple of the granularity of
-/// copies.
+/// Limits `bytes` to the fraction `part` of [`Harness::room`] and to at least a few chunks, and rounds the result to a multiple of the
+/// granularity of copies.
 fn bounded<H: Harness>(session: &Session<'_, H>, part: f64, bytes: f64) -> u64 {
     let least = 64 * TINY;
     grained(bytes.min(session.harness.room() as f64 * part)).max(least)

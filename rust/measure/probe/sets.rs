@@ -11,16 +11,16 @@ fn is_between_gpus(ends: Ends) -> bool {
     !ends.0.is_host() && !ends.1.is_host()
 }
 
-/// True if the time of these hops together does not depend on the order of submission. This is so if each GPU issues at most one copy to
-/// another GPU, or if one GPU issues all copies.
+/// True if the total time of these hops, used at the same time, does not depend on the order of submission. This is so if each GPU issues
+/// at most one copy to another GPU, or if one GPU issues all copies.
 pub(super) fn is_free_of_order(hops: &[Ends], set: &[usize]) -> bool {
     let sources: Vec<DeviceId> = set.iter().map(|hop| hops[*hop]).filter(|ends| is_between_gpus(*ends)).map(|ends| ends.0).collect();
     let once = |(index, source): (usize, &DeviceId)| !sources[..index].contains(source);
     sources.iter().enumerate().all(once) || sources.iter().all(|source| *source == sources[0])
 }
 
-/// Returns the hops of a set with at most one copy between GPUs for each source GPU, which is the first one in the set. All host copies are
-/// included.
+/// Returns the hops of a set with at most one copy between GPUs for each source GPU. If a GPU has several, the first one in the set is
+/// used. All host copies are included.
 pub(super) fn free_part(hops: &[Ends], set: &[usize]) -> Vec<usize> {
     let repeats = |index: usize| {
         let ends = hops[set[index]];
@@ -29,8 +29,9 @@ pub(super) fn free_part(hops: &[Ends], set: &[usize]) -> Vec<usize> {
     (0..set.len()).filter(|index| !repeats(*index)).map(|index| set[index]).collect()
 }
 
-/// Returns only the set itself if its time does not depend on the order of submission. Otherwise returns one subset for each difference
-/// between the numbers of destination and source GPU, each with all host copies.
+/// Returns subsets whose time does not depend on the order of submission. If this already holds for the whole set, returns only that set.
+/// If not, returns one subset for each distance, which is the number of the destination GPU minus that of the source GPU, modulo the number
+/// of GPUs. Each subset contains all host copies.
 fn turns(hops: &[Ends], set: &[usize]) -> Vec<Vec<usize>> {
     if is_free_of_order(hops, set) {
         return vec![set.to_vec()];
@@ -107,8 +108,8 @@ pub(super) fn families(hops: &[Ends], devices: &[DeviceId]) -> Vec<Vec<usize>> {
     sets
 }
 
-/// Returns three sets: all copies from host memory, all copies to it, and both. Also returns each subset of the first two sets that lacks
-/// one copy, because memory slows down before it is saturated.
+/// Returns three sets: all copies from host memory, all copies to host memory, and all copies of both kinds. Also returns each subset of
+/// the first two sets that lacks one copy, because memory slows down before it is saturated.
 pub(super) fn of_host(hops: &[Ends]) -> Vec<Vec<usize>> {
     let select = |wanted: &dyn Fn(bool, bool) -> bool| -> Vec<usize> {
         hops.iter().enumerate().filter(|(_, hop)| wanted(hop.0.is_host(), hop.1.is_host())).map(|(index, _)| index).collect()
@@ -123,12 +124,12 @@ pub(super) fn of_host(hops: &[Ends]) -> Vec<Vec<usize>> {
     sets
 }
 
-/// Returns copies that cross from one NUMA domain of the host to another. A GPU belongs to the domain with which its copies are fastest. A
-/// link between sockets carries these copies. GPUs may have links of their own, so two sets are returned: one without copies between GPUs,
-/// and one with them.
+/// Returns sets of copies that cross from one NUMA domain of the host to another. A GPU belongs to the domain with which its copies are
+/// fastest. The link between the sockets carries these copies. Because GPUs may also have links of their own, there is a set without copies
+/// between GPUs, in addition to the sets with such copies.
 pub(super) fn crossings_of_domains(hops: &[Ends], rates: &[f64], devices: &[DeviceId]) -> Vec<Vec<usize>> {
-    /// Fraction that defines near host memory. A host memory is near a GPU if the rate of every other host memory is below this fraction of
-    /// its rate.
+    /// Ratio of rates below which a host memory counts as farther from a GPU than the fastest one. A GPU belongs to its fastest host memory
+    /// if the rates of all other host memories, divided by the rate of the fastest one, are below this value.
     const NEAR: f64 = 0.9;
     let hosts: Vec<DeviceId> = devices.iter().copied().filter(|device| device.is_host()).collect();
     let rate = |a, b| hops.iter().zip(rates).filter(|(hop, _)| **hop == (a, b) || **hop == (b, a)).map(|(_, rate)| rate).sum::<f64>();
@@ -162,7 +163,7 @@ impl Random {
         ((z ^ (z >> 31)) % n.max(1) as u64) as usize
     }
 
-    /// Returns two to `most` random hops, without those hops that would make the time depend on the order of submission.
+    /// Returns two to `most` random hops, after removing hops that would make the time of the set depend on the order of submission.
     pub fn set(&mut self, hops: &[Ends], most: usize) -> Vec<usize> {
         let count = 2 + self.below(most.saturating_sub(1));
         let mut all: Vec<usize> = (0..hops.len()).collect();

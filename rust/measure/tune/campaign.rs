@@ -12,14 +12,14 @@ use crate::model::GRAIN;
 use crate::plan::{Engine, Options, Shape, plan};
 use crate::topology::Machine;
 
-/// Method of the search for the best plan.
+/// Method by which the best plan of a batch is searched.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Search {
     /// Searches only for the best set of paths. The model decides which part of the data each path gets (share) and the number of chunks.
     Paths,
     /// Starts from the model's plan and varies one parameter (coordinate) at a time.
     Short,
-    /// Makes the short search, and also scores the whole grid of settings, to compare the results.
+    /// Makes the short search, and also scores the whole grid of settings for comparison.
     Both,
 }
 
@@ -32,7 +32,7 @@ pub struct Campaign<'a> {
     pub sizes: &'a [u64],
     /// Options of all plans, for example the limit of staging memory. Searches change only the options that are fields of [`Setting`].
     pub base: Options,
-    /// Search method.
+    /// Method by which the best plan of each batch is searched.
     pub search: Search,
     /// Existing tuning to evaluate. Results are then compared with the plans that a context chooses with this tuning. If it is `None`,
     /// results are compared with the model's plans. Searches start from the model's plan in both cases.
@@ -44,10 +44,10 @@ pub struct Campaign<'a> {
 pub struct EngineResult {
     /// Result of the search that starts from the model's plan ([`Search::Short`] or [`Search::Paths`]).
     pub short: Found,
-    /// Result of scoring the whole grid of settings; `None` if this was not requested.
+    /// Result of scoring the whole grid of settings; `None` unless [`Search::Both`] was requested.
     pub grid: Option<Found>,
-    /// True if the better of the two results was faster, in a direct comparison, than the currently chosen plan, which may use another
-    /// engine.
+    /// True if the faster plan of the two searches was faster than the currently chosen plan in a direct comparison. The currently chosen
+    /// plan may use another engine.
     pub beats_choice: bool,
 }
 
@@ -75,9 +75,9 @@ pub struct TunedPoint {
     /// Time in seconds of the currently chosen plan. This is the model's plan, or the plan that a context chooses with the evaluated tuning
     /// ([`Campaign::in_force`]).
     pub chosen: f64,
-    /// Results if streams execute the plan.
+    /// Results of the searches for plans that are executed in streams.
     pub stream: EngineResult,
-    /// Results if graphs execute the plan.
+    /// Results of the searches for plans that are executed as CUDA graphs.
     pub graph: EngineResult,
 }
 
@@ -115,8 +115,8 @@ impl TunedPoint {
     }
 }
 
-/// Number of comparisons in a bisection that searches for a threshold. Three comparisons reduce the uncertainty between sizes that differ
-/// by a factor of four to a factor of 4^(1/8), about a fifth.
+/// Number of comparisons in a bisection that searches for the size from which several paths are faster. If two tuned sizes differ by a
+/// factor of four, three comparisons determine this size up to a factor of 4^(1/8), that is, to about a fifth.
 const BISECTIONS: usize = 3;
 
 impl Campaign<'_> {
@@ -156,8 +156,8 @@ impl Campaign<'_> {
                 }
             };
             let mut result = EngineResult { short: found, grid: whole, beats_choice: false };
-            // The best of many noisy scores is partly luck, and the currently chosen plan was scored at another time. So a result counts
-            // only if it is confirmed by a direct comparison.
+            // The best of many noisy scores is partly luck, and the currently chosen plan was scored at another time. A result therefore
+            // counts only if a direct comparison confirms it.
             let mut fight = |trial: &mut Trial| -> Result<bool, TuneError<S::Error>> {
                 let verdict = score.duel(&chosen.plan, &trial.plan).map_err(TuneError::Score)?;
                 trial.seconds = chosen.seconds * verdict.ratio;
@@ -223,7 +223,7 @@ impl Campaign<'_> {
         let mut min_bytes = None;
         if let Some(at) = points.iter().position(|point| several(point)).filter(|at| *at > 0) {
             let threshold = self.threshold(points[at - 1].size, points[at], &sizes[at], engine, score)?;
-            // The setting of the larger size applies from the threshold on.
+            // The setting that was found for the larger size applies to all sizes from the threshold on.
             sizes[at].from_bytes = threshold;
             min_bytes = Some(threshold);
         }
@@ -251,7 +251,8 @@ impl Campaign<'_> {
             let base = Options { engine, ..self.base };
             let plans = [Setting { max_paths: Some(1), ..Setting::default() }, found.setting_for(middle)]
                 .map(|s| plan(self.machine, &batch, &s.options(&base)));
-            // A batch that can be planned at both sizes can be planned in between. If it cannot, the threshold stays at the measured size.
+            // A batch that can be planned at both sizes can also be planned at every size in between. If planning fails nevertheless, the
+            // search ends and keeps the threshold that it has reached.
             let [Ok(alone), Ok(together)] = plans else { break };
             if score.duel(&alone, &together).map_err(TuneError::Score)?.faster {
                 several = middle;

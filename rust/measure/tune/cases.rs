@@ -1,5 +1,5 @@
-//! Communication steps that are tuned: the steps in the figures of the papers on which this library builds, and copies from and to host
-//! memory.
+//! Defines the communication steps that are tuned: the steps in the figures of the papers on which this library builds, and copies from and
+//! to host memory.
 
 use super::class::Class;
 use crate::plan::Shape;

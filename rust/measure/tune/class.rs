@@ -33,13 +33,13 @@ impl Side {
     }
 }
 
-/// Number of transfers in a batch, and pattern of their devices.
+/// Number of transfers in a batch, and the way in which they connect devices.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
     /// The batch has one transfer.
     Single,
-    /// Two transfers in opposite directions between two devices.
+    /// Two transfers between two devices, in opposite directions.
     BothWays,
     /// Several transfers, such that no device sends or receives more than one of them.
     Shift,
@@ -67,14 +67,14 @@ pub struct Class {
     pub from: Side,
     /// Kind of memory at the destinations of all transfers.
     pub to: Side,
-    /// Number of transfers and pattern of their devices.
+    /// Number of transfers, and the way in which they connect devices.
     pub pattern: Pattern,
     /// Rate in bytes/s of the slowest direct route among the transfers; 0 if some transfer has no direct route.
     pub direct: f64,
 }
 
-/// Largest relative difference between rates of one class. It is smaller than the difference between a connection of one link and one of
-/// two links, and larger than the difference between two measurements of one link.
+/// Largest relative difference between the rates of direct routes of batches in one class. It is smaller than the difference between one
+/// NVLink and two, and larger than the difference between two measurements of one link.
 const ALIKE: f64 = 0.05;
 
 impl Class {
@@ -131,7 +131,7 @@ impl Class {
         Some((Class { from, to, pattern, direct }, most))
     }
 
-    /// True if the tuned values of one of the classes apply to the other.
+    /// True if tuned values of one of the two classes also apply to the other.
     pub fn is_like(&self, other: &Class) -> bool {
         (self.from, self.to, self.pattern) == (other.from, other.to, other.pattern)
             && (self.direct - other.direct).abs() <= ALIKE * self.direct.max(other.direct)

@@ -52,7 +52,7 @@ pub const MAX_FILE_BYTES: usize = 1 << 20;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileEntry {
-    /// Field that is only parsed; [`VersionEntry`] has checked its value before.
+    /// Version number, which is present only so that the key is accepted. [`VersionEntry`] has already checked its value.
     #[serde(rename = "version")]
     _version: u64,
     topology: String,
@@ -301,7 +301,8 @@ fn engine(lines: &Lines<'_>, entry: EngineEntry) -> Result<EngineTuning, TuningE
     Ok(EngineTuning { min_bytes: entry.min_bytes, sizes: sizes.collect::<Result<_, _>>()? })
 }
 
-/// Converts the factor of a share, if given, to thousandths. Returns an error if the factor is out of range.
+/// Converts the factor by which a share of the data is multiplied to thousandths. Returns `None` if no factor is given, and an error if it
+/// is out of range.
 fn weight(lines: &Lines<'_>, key: &str, factor: Option<Spanned<f64>>) -> Result<Option<u16>, TuningError> {
     let Some(factor) = factor else { return Ok(None) };
     let thousandths = (factor.as_ref() * 1000.0).round();

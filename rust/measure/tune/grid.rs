@@ -8,21 +8,22 @@ use super::trial::{Found, Trial, Trials};
 use super::tuning::Setting;
 use crate::model::GRAIN;
 
-/// Weights by which the share (part of the data) of each path through host memory is multiplied, in thousandths. The range is wide, because
-/// these paths deviate most from the model.
+/// Factors, in thousandths, by which the model's share of the data of each path through host memory is multiplied. The range is wide,
+/// because the best shares of these paths differ most from the model's.
 const HOST_SHARES: [u16; 13] = [500, 650, 750, 820, 880, 940, 1000, 1060, 1120, 1200, 1300, 1500, 2000];
-/// Weights by which the share (part of the data) of each path through another GPU is multiplied, in thousandths.
+/// Factors, in thousandths, by which the model's share of the data of each path through another GPU is multiplied.
 const RELAY_SHARES: [u16; 9] = [700, 820, 900, 950, 1000, 1050, 1100, 1200, 1400];
 /// Numbers of chunks into which the staged path with the most data divides this data. The value 0 leaves the number of chunks to the model.
 /// The list contains the numbers 1 to 16 of the papers that the module `tune` cites, and larger numbers.
 const CHUNKS: [u64; 9] = [0, 1, 2, 4, 8, 16, 24, 32, 64];
 
-/// Scores the whole grid and returns the best plan. `progress` receives the number of scored settings and the number of settings known so
-/// far.
+/// Scores the whole grid of settings and returns the best plan. `progress` receives the number of settings that were scored and the total
+/// number of settings.
 pub fn grid<S: Score>(mut trials: Trials<'_, S>, mut progress: impl FnMut(usize, usize)) -> Result<Found, TuneError<S::Error>> {
     let start = trials.start()?;
     let mut best = start.clone();
-    // Outlines, which are plans with different paths, come first. Settings that give the same plan have the same refinements.
+    // First find the outlines, which are plans with different paths. Two settings that give the same plan count as one outline, because
+    // they have the same refinements.
     let mut outlines: Vec<Trial> = vec![start.clone()];
     for paths in 1..=trials.most_paths() {
         for host_path in [None, Some(false)] {

@@ -6,7 +6,7 @@
 
 use crate::program::MOST_PARTITIONS;
 
-/// Smallest improvement, as a fraction of the time, that is not regarded as noise.
+/// Minimum improvement of the time, as a fraction, that is not regarded as noise.
 const LEAST_GAIN: f64 = 0.01;
 
 /// Smallest size of a partition in bytes in the first trials.
@@ -24,8 +24,8 @@ pub fn spread_partitions(model: u32, largest: u64) -> Vec<u32> {
     all
 }
 
-/// Searches near the best of `starts` and returns the best number of partitions with its score in seconds. Returns `None` if all numbers
-/// are refused. `score` returns `None` for a number that is refused.
+/// Searches the numbers of partitions near the best of `starts`. Returns the best number with its score in seconds, or `None` if all
+/// numbers are refused. The function `score` returns `None` for a number that is refused.
 pub fn search_partitions<E>(starts: &[u32], mut score: impl FnMut(u32) -> Result<Option<f64>, E>) -> Result<Option<(u32, f64)>, E> {
     let (mut scored, mut found) = (starts.to_vec(), None);
     for &start in starts {

@@ -11,7 +11,7 @@ pub trait Score {
     /// the median of several executions.
     fn seconds(&mut self, plan: &Plan) -> Result<f64, Self::Error>;
 
-    /// Returns the smallest gain, as a fraction of the time, for which the model's plan is replaced by another one.
+    /// Returns the smallest gain, as a fraction of the time, at which another plan replaces the model's plan.
     fn least_gain(&self) -> f64;
 
     /// Compares the times of two plans. If times vary, the plans are executed alternately.
@@ -27,12 +27,12 @@ pub struct Verdict {
     /// Time of the challenger divided by the time of the incumbent: the median over all repetitions of the comparison. In each repetition,
     /// one plan runs directly after the other, while the machine is in the same state.
     pub ratio: f64,
-    /// True if the challenger is faster by more than the least gain, and more often than chance would explain.
+    /// True if the challenger is faster by more than the required minimum gain, and more often than chance would explain.
     pub faster: bool,
 }
 
 impl Verdict {
-    /// Returns the verdict from repetitions (rounds) in which both plans were executed. Each entry of `rounds` holds the time of the
+    /// Returns the verdict from rounds in each of which both plans were executed once. Each entry of `rounds` holds the time of the
     /// incumbent and the time of the challenger in seconds.
     ///
     /// The challenger counts as faster under two conditions. First, the median of the rounds' ratios must show at least the gain

@@ -21,22 +21,22 @@ use crate::model::GRAIN;
 use crate::plan::{Mechanism, WEIGHTS};
 use crate::topology::DeviceId;
 
-/// Maximum number of passes over all coordinates (parameters that the search varies).
+/// Maximum number of passes over all parameters that the search varies.
 const ROUNDS: usize = 2;
-/// First step, as a fraction, by which the weight of a path's share of the data is varied. It is larger than the difference between
-/// measured and modelled shares (docs/reference/model.md: 10 % compared with 11.3 %).
+/// Fraction by which the search first changes the factor of a path's share of the data. It is larger than the difference between measured
+/// and modelled shares (docs/reference/model.md: 10 % compared with 11.3 %).
 const FIRST_STEP: f64 = 0.15;
-/// Number of golden-section steps inside a bracket. Four steps narrow a bracket of ± 15 % to ± 2 %.
+/// Number of golden-section steps within a bracket (interval that contains the optimum). Four steps narrow a bracket of ± 15 % to ± 2 %.
 const SECTIONS: usize = 4;
-/// Largest number of steps that are made to find a bracket.
+/// Maximum number of steps in one direction that are made to find a bracket (interval that contains the optimum).
 const MARCH: usize = 6;
 /// Ratio of the golden section, 1 / φ².
 const GOLDEN: f64 = 0.381_966;
 
-/// Number of outlines (plans with different paths) for which shares of the data and chunks are searched.
+/// Number of outlines (plans with different selections of paths) for which the search varies the chunk size and the shares of the data.
 const OUTLINES: usize = 2;
-/// Factor by which an outline (plan with its own selection of paths) may be slower than the best outline and still be searched. It is
-/// larger than the gain that other shares of the data and other chunks can bring.
+/// Largest ratio of an outline's time to the time of the best outline at which the outline is still searched. An outline is a plan with its
+/// own selection of paths. The ratio is larger than the gain that other shares of the data and other chunk sizes can bring.
 const NEAR: f64 = 1.5;
 
 /// Searches for a better plan, starting from the model's plan, and returns the result.
@@ -78,13 +78,14 @@ pub fn paths<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::
     trials.found(start, best)
 }
 
-/// Returns the model's plan and plans with other paths: with more paths while that helps, otherwise with fewer, and without the host path.
-/// If the model uses one path, one of the plans uses all possible paths, because more paths may gain even where two do not. No two of the
-/// plans have the same program.
+/// Returns outlines: the model's plan and plans with other paths. Tries more paths as long as that brings a gain. If the model's plan uses
+/// one path, also tries all possible paths, because many paths may bring a gain even if two do not. If it uses several paths, also tries
+/// fewer paths as long as that brings a gain, and a single path. If it uses the host path, also tries a plan without the host path. No two
+/// outlines have the same program.
 fn outlines<S: Score>(trials: &mut Trials<'_, S>, start: &Trial, step: f64) -> Result<Vec<Trial>, TuneError<S::Error>> {
     let (used, most) = (start.paths(), trials.most_paths());
     let mut outlines = vec![start.clone()];
-    // Returns true if the setting is faster than all earlier ones.
+    // Adds the plan of a setting to the outlines. Returns true if it is faster than all earlier outlines.
     let mut add = |setting: Setting| -> Result<bool, TuneError<S::Error>> {
         let Some(trial) = trials.at(setting)? else { return Ok(false) };
         let faster = outlines.iter().all(|known| trial.seconds < known.seconds * (1.0 - step));
@@ -122,8 +123,8 @@ struct Climb<'t, 'a, S> {
 
 impl<S: Score> Climb<'_, '_, S> {
     /// Returns the time in seconds of the plan with this setting. The setting becomes the best setting if the plan is faster by at least
-    /// `step`. Returns infinity if the planner leaves out a path, because that plan belongs to another outline (selection of paths), which
-    /// is searched separately.
+    /// `step`. Returns infinity if the planner leaves out a path, because the plan then has another selection of paths (outline), which is
+    /// searched separately.
     fn seconds(&mut self, setting: Setting) -> Result<f64, TuneError<S::Error>> {
         let Some(trial) = self.trials.at(setting)?.filter(|trial| trial.paths() >= self.best.paths()) else {
             return Ok(f64::INFINITY);
@@ -135,16 +136,16 @@ impl<S: Score> Climb<'_, '_, S> {
         Ok(seconds)
     }
 
-    /// Tries chunks of this size. Keeps the size and returns true if the plan is faster by at least `step`.
+    /// Tries chunks of `bytes` bytes. Keeps this chunk size and returns true if the plan is faster by at least `step`.
     fn chunk(&mut self, bytes: u64) -> Result<bool, TuneError<S::Error>> {
         let bound = self.best.seconds * (1.0 - self.step);
         Ok(self.seconds(Setting { chunk_bytes: Some(bytes), ..self.best.setting })? < bound)
     }
 
-    /// Searches for the best common weight by which the shares of the data of these kinds of paths are multiplied.
+    /// Searches for the best common factor by which the shares of the data of these kinds of paths are multiplied.
     fn weights(&mut self, of: &[Staged]) -> Result<(), TuneError<S::Error>> {
         let has = |&kind: &Staged| self.best.staged().any(|(via, _)| Staged::at(via) == kind);
-        // If a transfer has no other paths, the weight has no effect.
+        // If a transfer has no paths of other kinds, the factor has no effect on its shares.
         let weighs = self.best.plan.transfers.iter().any(|transfer| {
             let there = transfer.paths.iter().filter(|path| path.via.is_some_and(|via| of.contains(&Staged::at(via)))).count();
             0 < there && there < transfer.paths.len()
@@ -153,7 +154,7 @@ impl<S: Score> Climb<'_, '_, S> {
             return Ok(());
         }
         let base = self.best.setting;
-        // All these weights are multiplied by one factor, which is varied on a logarithmic scale.
+        // The factors of these kinds of paths are multiplied by one common factor, which is varied on a logarithmic scale.
         let mut seconds_at = |x: f64| {
             let mut setting = base;
             of.iter().for_each(|kind| kind.scale(&mut setting, x.exp()));

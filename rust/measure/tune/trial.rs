@@ -110,7 +110,8 @@ impl<'a, S: Score> Trials<'a, S> {
     }
 }
 
-/// Returns the data size of each path of each transfer as text for the log, for example `host0>gpu0 9056K, via gpu1 7328K in 2`.
+/// Returns the number of bytes of each path of each transfer as text for the log, for example `host0>gpu0 9056K, via gpu1 7328K in 2`,
+/// where `in 2` is the number of chunks.
 fn parts(plan: &Plan) -> String {
     let part = |shape: &Shape, path: &PathPlan| {
         let kib = path.bytes >> 10;

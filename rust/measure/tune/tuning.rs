@@ -17,9 +17,11 @@ pub struct Setting {
     pub host_path: Option<bool>,
     /// Size in bytes of one chunk on staged paths; `None` leaves the option unchanged.
     pub chunk_bytes: Option<u64>,
-    /// Weight, in thousandths, by which the model's share of the data of each path through host memory is multiplied. `None` means 1000.
+    /// Factor, in thousandths, by which the model's share of the data is multiplied on each path through host memory. `None` means 1000,
+    /// which leaves the share unchanged.
     pub host_share: Option<u16>,
-    /// Weight, in thousandths, by which the model's share of the data of each path through another GPU is multiplied. `None` means 1000.
+    /// Factor, in thousandths, by which the model's share of the data is multiplied on each path through another GPU. `None` means 1000,
+    /// which leaves the share unchanged.
     pub relay_share: Option<u16>,
 }
 
@@ -45,11 +47,11 @@ impl Setting {
     }
 }
 
-/// Origin of the scores in a tuning.
+/// Method by which the plans of a tuning were scored.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
-    /// Plans were scored in the simulator. The tuning applies to every backend, as far as the topology is right.
+    /// Plans were scored in the simulator. The tuning applies to every backend, and is as accurate as the topology.
     Simulator,
     /// Plans were executed on the host backend, which has virtual devices on CPU threads.
     Host,
@@ -58,7 +60,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Returns the name of the origin in a tuning file.
+    /// Returns the name of this method in a tuning file.
     pub const fn name(self) -> &'static str {
         match self {
             Origin::Simulator => "simulator",
@@ -75,7 +77,7 @@ pub struct Tuning {
     pub topology: String,
     /// Hash of the topology to which the tuning applies, from [`digest`].
     pub digest: String,
-    /// Origin of the scores by which the tuning was found.
+    /// Method by which the plans were scored.
     pub origin: Origin,
     /// Tuned values of each class of batches. No two classes are equal up to the tolerance of [`Class::is_like`].
     pub classes: Vec<ClassTuning>,
@@ -83,17 +85,17 @@ pub struct Tuning {
     pub partitions: Vec<PartitionTuning>,
 }
 
-/// Best number of partitions for a certain batch of transfers, with all trials. The times depend on the kernels of the program that tuned
-/// the batch.
+/// Best number of partitions for one batch of transfers, with all trials. The measured times depend on the kernels of the program that made
+/// the trials.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionTuning {
     /// Hash of the transfers, from [`shape_of`].
     pub shape: String,
     /// Total size of all transfers in bytes. It is stored only for human readers of the file.
     pub bytes: u64,
-    /// Number of partitions of each transfer for which copy engines were fastest.
+    /// Number of partitions of each transfer with which copy engines were fastest.
     pub count: u32,
-    /// All trials that were made with these transfers.
+    /// Trials that were made with this batch of transfers.
     pub trials: Vec<PartitionTrial>,
 }
 
@@ -136,8 +138,8 @@ impl PartitionMover {
 }
 
 impl PartitionTuning {
-    /// Returns the results with newer trials added. A newer trial replaces all earlier trials with the same number of blocks. If trials are
-    /// equally fast, the first counts as the best.
+    /// Returns this tuning with newer trials added. All earlier trials with the same number of blocks as a newer trial are removed. If
+    /// several trials of copy engines are equally fast, the first determines the best number of partitions.
     pub fn with(mut self, newer: &[PartitionTrial]) -> PartitionTuning {
         self.trials.retain(|known| newer.iter().all(|trial| trial.blocks != known.blocks));
         self.trials.extend(newer);
@@ -161,12 +163,13 @@ fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Tuned values for one class of batches.
+/// Tuned values for one class of batches (batches with similar transfers).
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassTuning {
     /// Class of batches to which the values apply.
     pub class: Class,
-    /// Engine (execution method) to use if the caller selects none. Entries are in ascending order of the size of the largest transfer.
+    /// Engine (execution method) to use if the caller selects none, by the size of the largest transfer of the batch. Entries are in
+    /// ascending order of this size.
     pub engine: Vec<Preference>,
     /// Tuned values if streams execute the plan.
     pub stream: EngineTuning,
@@ -174,10 +177,10 @@ pub struct ClassTuning {
     pub graph: EngineTuning,
 }
 
-/// Preferred engine (execution method) for transfers of at least a certain size.
+/// Preferred engine (execution method) for batches whose largest transfer has at least a certain size.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Preference {
-    /// Size of the largest transfer, in bytes, from which the preference applies.
+    /// Minimum size in bytes. The preference applies to batches whose largest transfer has at least this size.
     pub from_bytes: u64,
     /// Engine to use; [`Engine::Auto`] leaves the choice to the model.
     pub engine: Engine,
@@ -186,22 +189,22 @@ pub struct Preference {
 /// Tuned values for one class of batches and one engine (execution method).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineTuning {
-    /// Size in bytes below which a transfer uses only one path. If it is `None`, the model decides for every size.
+    /// Minimum size in bytes of a transfer that may use several paths. If it is `None`, the model decides for every size.
     pub min_bytes: Option<u64>,
-    /// Settings by size of the largest transfer, in ascending order. Each applies up to the size of the next; the last applies to all
-    /// larger sizes.
+    /// Settings in ascending order of their minimum sizes. Each setting applies to sizes below the minimum size of the next setting. The
+    /// last setting has no upper limit.
     pub sizes: Vec<SizeTuning>,
 }
 
-/// Setting for transfers of at least a certain size.
+/// Setting for batches whose largest transfer has at least a certain size.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct SizeTuning {
-    /// Size of the largest transfer, in bytes, from which the setting applies.
+    /// Minimum size in bytes. The setting applies to batches whose largest transfer has at least this size.
     pub from_bytes: u64,
-    /// Size of the largest transfer, in bytes, for which the chunk size was found. For other sizes the chunk size scales with the square
-    /// root of the size, as in the model (`docs/reference/model.md`). `None` if the chunk size is the same for all sizes.
+    /// Size in bytes of the largest transfer of the batch for which the chunk size was found. For other sizes, the chunk size scales with
+    /// the square root of the size, as in the model (`docs/reference/model.md`). `None` if the chunk size is the same for all sizes.
     pub at_bytes: Option<u64>,
-    /// Options that apply to transfers of this size.
+    /// Options of plans to which the setting applies.
     pub setting: Setting,
 }
 
@@ -225,7 +228,7 @@ impl SizeTuning {
 pub struct Advice {
     /// Engine (execution method) that the tuning recommends for the plan.
     pub engine: Engine,
-    /// Size in bytes below which a transfer uses only one path. If it is `None`, the model decides for every size.
+    /// Minimum size in bytes of a transfer that may use several paths. If it is `None`, the model decides for every size.
     pub min_bytes: Option<u64>,
     /// Setting for the paths, for the share of the data of each path, and for the chunks.
     pub setting: Setting,
@@ -235,7 +238,8 @@ impl Advice {
     /// Returns the options `base` with the advice applied, for a context whose caller and environment set no options.
     pub fn options(&self, base: &Options) -> Options {
         let options = self.setting.options(&Options { engine: self.engine, ..*base });
-        // `tuned` is set even if only an engine or a threshold was found, so that the plan's description shows that it is tuned.
+        // `tuned` is set even if the tuning contains only an engine or a threshold, so that the plan's description shows that the plan is
+        // tuned.
         Options { min_bytes: self.min_bytes.or(base.min_bytes), tuned: Some(self.setting.tuned()), ..options }
     }
 }
