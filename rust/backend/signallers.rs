@@ -200,8 +200,8 @@ impl fmt::Display for Cause {
         }
         match why {
             Leave::Ended => write!(f, "has ended, or has destroyed its context, without destroying the plan"),
-            Leave::Destroyed(steps) => write!(f, "has destroyed the plan after {steps} steps"),
-            Leave::Failed(steps) => write!(f, "has destroyed the plan after {steps} steps, including failed ones"),
+            Leave::Destroyed(steps) => write!(f, "has destroyed the plan after {steps} executions"),
+            Leave::Failed(steps) => write!(f, "has destroyed the plan after {steps} executions, including failed ones"),
             Leave::Order(other) => write!(
                 f,
                 "has enqueued this node plan and node plan {other} in one stream, but in a different order from this rank; enqueue node \
@@ -226,7 +226,7 @@ impl fmt::Display for LostPeer {
         };
         let LeftPlan { plan, step, rank, .. } = left;
         let first = left.first(self.process);
-        write!(f, "step {step} of node plan {plan} can no longer complete: {first}")?;
+        write!(f, "execution {step} of node plan {plan} (shared by the ranks of this node) can no longer complete: {first}")?;
         if first.rank != rank { write!(f, "; rank {rank} has left the plan because of that") } else { Ok(()) }
     }
 }
@@ -264,7 +264,11 @@ mod tests {
         let unseen = LostPeer::of(0, None).to_string();
         assert!(unseen.starts_with("a process of another PID namespace, which had mapped"), "{unseen}");
         let text = said(Leave::Destroyed(4), None);
-        assert_eq!(text, "step 5 of node plan 3 can no longer complete: rank 1 (process 41) has destroyed the plan after 4 steps");
+        assert_eq!(
+            text,
+            "execution 5 of node plan 3 (shared by the ranks of this node) can no longer complete: rank 1 (process 41) has destroyed the \
+             plan after 4 executions"
+        );
         assert!(said(Leave::Ended, None).contains("has ended") && !said(Leave::Failed(4), None).contains("ended"));
         assert!(said(Leave::Order(2), None).contains("this node plan and node plan 2"));
         let text = said(Leave::Failed(4), Some(Cause { rank: 7, process: 47, why: Leave::Ended }));

@@ -78,7 +78,11 @@ impl Ball {
 
     /// Returns an error if the data that rank 0 received last differs from `bytes`.
     pub fn has_come(&self, bytes: &[u8]) -> Result<(), Failure> {
-        if self.caught.to_vec(&self.stream)? == bytes { Ok(()) } else { Err("node plans returned wrong bytes".into()) }
+        if self.caught.to_vec(&self.stream)? == bytes {
+            Ok(())
+        } else {
+            Err("an execution of a node plan (shared by both ranks) has delivered wrong bytes".into())
+        }
     }
 }
 

@@ -115,7 +115,7 @@ fn next(rows: &[Row], on_gpus: bool, is_known: bool) -> Vec<String> {
             // Without GPUs, CPU threads on a busy machine do not show which copies are faster.
             Looked::Measured { plain, mpgpu, paths } if on_gpus && mpgpu / plain < NO_LOSS => next.push(if *paths == 1 {
                 format!(
-                    "{}: slower than the driver: the plan is one plain copy, and the call of mpgpu costs more than that of the \
+                    "{}: slower than the driver: the plan is one direct copy, and a call of mpgpu takes longer than a call of the \
                      driver; call the driver for this copy",
                     row.what
                 )
@@ -172,7 +172,7 @@ mod tests {
         let told = |rows: &[Row], is_known| next(rows, true, is_known).join("\n");
         assert!(told(&measured(150e9, 2), false).contains("mpgpu probe"));
         assert!(!told(&measured(150e9, 2), true).contains("mpgpu probe"));
-        assert!(told(&measured(90e9, 1), true).contains("GPU 0 to GPU 1: slower than the driver: the plan is one plain copy"));
+        assert!(told(&measured(90e9, 1), true).contains("GPU 0 to GPU 1: slower than the driver: the plan is one direct copy"));
         assert!(told(&measured(90e9, 3), true).contains("GPU 0 to GPU 1: slower than the driver over 3 paths"));
         assert!(told(&measured(101e9, 1), true).contains("no gain"));
         assert!(told(&row(Looked::Failed("peer access".into())), true).contains("peer access; `mpgpu doctor`"));

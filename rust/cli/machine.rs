@@ -19,9 +19,10 @@ pub fn named(name: &str) -> Result<Source, Failure> {
     if [DISCOVERED, PROBED].contains(&name) {
         return match cuda::device_count() {
             Ok(_) => here(&Config { topology: Some(name.into()), ..Config::from_environment()? }),
-            Err(why) => {
-                Err(format!("topology {name} needs the GPUs of this machine: {why}; otherwise name a preset or a topology file").into())
-            }
+            Err(why) => Err(format!(
+                "topology {name} describes the GPUs of this machine, which are not available: {why}; name a preset or a topology file"
+            )
+            .into()),
         };
     }
     let machine = Machine::new(topology::load(name)?)?;

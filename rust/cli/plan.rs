@@ -28,7 +28,7 @@ pub struct Request {
     /// Engine (how copies are issued) to plan for
     #[arg(long, value_parser = engine())]
     pub engine: Option<Engine>,
-    /// Maximum number of paths for one transfer; 1 gives the plain copy
+    /// Maximum number of paths for one transfer; with 1, each transfer is one direct copy
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_paths: Option<u32>,
     /// Do not copy between GPUs through host memory
@@ -39,10 +39,10 @@ pub struct Request {
     /// Size below which a transfer uses one path
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub min_bytes: Option<u64>,
-    /// Host memory is pageable, so a GPU cannot access it directly
+    /// Plan for pageable host memory, which a GPU cannot access directly
     #[arg(long)]
     pub pageable: bool,
-    /// Transfers of equal size from one device are a broadcast of the same bytes, so a destination may forward them to others
+    /// Treat transfers of equal size from one device as a broadcast of the same bytes, so that a destination may forward them
     #[arg(long)]
     pub one_source: bool,
     /// A preset's name, a topology file, `discovered` or `probed`; by default the value of MPGPU_TOPOLOGY, else this machine, else hgx-h200

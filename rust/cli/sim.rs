@@ -138,7 +138,9 @@ impl Sweep<'_> {
                 "modelled; GB/s of all transfers together in the steady state (in parentheses: ratio to the first column of the same \
                  window)\n\n"
             }
-            Some(_) => "modelled; time of a step, its kernel and then its copies (in parentheses: speed-up over the first column)\n\n",
+            Some(_) => {
+                "modelled; time of one execution: the kernel and then the copies (in parentheses: speed-up over the first column)\n\n"
+            }
         };
         let mut heads = vec![("".to_owned(), "size".to_owned())];
         for column in &self.columns {
@@ -165,7 +167,8 @@ impl Sweep<'_> {
 
     fn resources(&self, cell: &Steady) -> String {
         let seconds = cell.run.seconds;
-        let mut text = format!("\nresources in the last row and column: {} for two rounds\n", time(seconds));
+        let mut text =
+            format!("\nuse of each link and shared resource in the last row and column of the table: {} for two rounds\n", time(seconds));
         text += &format!("{:<28} {:>12} {:>7} {:>10} {:>10} {:>10}\n", "resource", "bytes", "busy", "mean GB/s", "peak GB/s", "capacity");
         for of in &cell.run.resources {
             let resource = &self.machine.resources()[of.resource.0 as usize];
@@ -275,7 +278,7 @@ mod tests {
         let step = seconds("--kernel 4@800");
         assert!(step > kernel + 0.97 * copies && step < kernel + copies + 10e-6, "{step} of {kernel} and {copies}");
         let text = sim("--topology beluga gpu0:gpu1:64M --max-paths 1,3 --kernel 8@790").expect("it runs");
-        assert!(text.contains("time of a step, its kernel and then its copies") && text.contains("ms (1."), "{text}");
+        assert!(text.contains("time of one execution: the kernel and then the copies") && text.contains("ms (1."), "{text}");
     }
 
     #[test]

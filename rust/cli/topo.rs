@@ -25,7 +25,7 @@ pub struct TopoArguments {
     /// Print the topology as a TOML file, to edit for your own machine. Presets name the source of each figure
     #[arg(long, conflicts_with = "json")]
     pub toml: bool,
-    /// Draw the machine to this file
+    /// Write a drawing (SVG) of the machine to this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "toml"])]
     pub svg: Option<PathBuf>,
     /// Print JSON, with rates in bytes/s and times in seconds

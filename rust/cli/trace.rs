@@ -33,10 +33,10 @@ pub struct TraceArguments {
     /// Write the timeline to this file, for ui.perfetto.dev or chrome://tracing
     #[arg(long, value_name = "FILE")]
     pub perfetto: Option<PathBuf>,
-    /// Draw the timeline to this file
+    /// Write a drawing (SVG) of the timeline to this file
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Leave the arrows from operation to operation out of the drawing
+    /// Omit the arrows between operations from the drawing
     #[arg(long, requires = "svg")]
     pub no_arrows: bool,
     /// Print JSON: the plan, and its lanes (internal streams), operations and dependencies, in bytes and seconds

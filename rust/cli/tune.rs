@@ -24,8 +24,8 @@ pub const EXAMPLES: &str = "Examples:\n  \
     mpgpu tune --output tuning.toml                        on the GPUs of this machine\n  \
     MPGPU_TUNING_FILE=tuning.toml ./app                    uses the values found\n  \
     mpgpu tune --simulate --topology beluga --cases d2d --sizes 4M,64M\n  \
-    mpgpu tune --judge --simulate                          the model against the whole grid\n  \
-    mpgpu tune --judge --cases d2d,h2d --sizes 64M,256M    the tuning of these GPUs against the whole grid\n  \
+    mpgpu tune --judge --simulate                          compares the model with all combinations of the settings\n  \
+    mpgpu tune --judge --cases d2d,h2d --sizes 64M,256M    compares the tuning of these GPUs with all combinations\n  \
     MPGPU_TUNING_FILE=none mpgpu tune --judge              the model alone on these GPUs\n\n\
     Each search starts from the model's plan and varies number of paths, host path, shares and chunk size, one after the other, with \
     streams and with graphs. This takes 3 to 60 evaluations for each engine, case and size; --exhaustive takes hundreds to thousands. On \
@@ -61,10 +61,11 @@ pub struct TuneArguments {
     /// Bytes of each transfer, separated by commas, as in 64M; the values found apply up to half way to the next size
     #[arg(long, value_delimiter = ',', value_name = "BYTES", value_parser = tuned_size)]
     pub sizes: Vec<u64>,
-    /// Search the whole grid as well: paths x host path x chunks x shares. A result of the grid is kept if it is better
+    /// Also try all combinations of the settings (paths x host path x chunks x shares), and keep the best one if it is faster
     #[arg(long)]
     pub exhaustive: bool,
-    /// Compare a context's choice (from its tuning, else from the model) with the best of the whole grid, and write no file
+    /// Compare the plan that a context chooses (by its tuning, else by the model) with the fastest of all combinations of the settings, and
+    /// write no file
     #[arg(long, conflicts_with_all = ["output", "exhaustive"])]
     pub judge: bool,
     /// Write the tuning to this file

@@ -63,8 +63,8 @@ impl Deferred {
             }
             if Instant::now() > until {
                 log::warn!(
-                    "{left} allocations of node plans are being freed while other ranks still have them mapped; destroy the plans on all \
-                     ranks first"
+                    "{left} allocations of node plans (shared by the ranks of this node) are freed although other ranks still have them \
+                     mapped; destroy the plans on all ranks first"
                 );
                 for Freed { base, .. } in lock(&self.freed).drain(..) {
                     give_back(base, backend, sharing);

@@ -92,7 +92,7 @@ pub enum Error {
     )]
     OverlapsItself { transfer: usize, dst: u64, src: u64, bytes: u64 },
     /// The plan's memory has been freed or unregistered since the plan was made.
-    #[error("transfer {transfer}: {end} {address:#x} was freed or unregistered after the plan was made; plan again")]
+    #[error("transfer {transfer}: {end} {address:#x} was freed or unregistered after the plan was made; create the plan again")]
     MemoryFreed { transfer: usize, end: End, address: u64 },
     /// The context did not allocate memory at this address.
     #[error("{0:#x} was not allocated in this context, or was freed already")]

@@ -314,7 +314,9 @@ impl Plan {
                 format!(", starting from measurements of an earlier run {:.1} hours ago", age.as_secs_f64() / 3600.0)
             };
             let began_with = variants.began_with().map_or(String::new(), ago);
-            text += &format!("\nexecutions use the variant with the shortest measured time{began_with}, and sometimes try the others:\n");
+            text += &format!(
+                "\nexecutions use the variant of the plan with the shortest measured time{began_with}, and sometimes try other variants:\n"
+            );
             let (alone, beside) = variants.known(self);
             alone.iter().for_each(|known| text += &format!("  {}\n", known.sentence()));
             if let Some(beside) = beside {

@@ -360,7 +360,7 @@ impl Mailboxes {
                     return Some(mailbox);
                 }
                 if Instant::now() >= *until.get_or_insert_with(|| Instant::now() + PATIENCE) && cfg!(not(shuttle)) {
-                    log::error!("rank {} has held the mailbox of rank {rank} for {PATIENCE:?}", holder - 1);
+                    log::error!("rank {} has locked the mailbox (shared list of messages) of rank {rank} for {PATIENCE:?}", holder - 1);
                     return None;
                 }
             }

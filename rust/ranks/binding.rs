@@ -92,8 +92,8 @@ impl Used {
             import.check().map_err(|error| match error {
                 // The original error text contains handles, which are unknown to the caller of a node plan.
                 Error::Share(IpcError::PeerGone(_)) => {
-                    let why = "another rank has freed memory of this node plan or destroyed its context, or has ended; destroy the plan on all ranks, and \
-                               plan again";
+                    let why = "another rank has freed memory of this plan, has destroyed its context, or has ended; destroy the plan on \
+                               all ranks, and create it again";
                     IpcError::PeerGone(why.into()).into()
                 }
                 other => other,
@@ -104,7 +104,7 @@ impl Used {
             for &(address, id) in &self.allocations {
                 if shared.locate(address)?.map(|found| found.id) != Some(id) {
                     let reason =
-                        format!("memory of this node plan at {address:#x} was freed; destroy the plan on all ranks, and plan again");
+                        format!("memory of this plan at {address:#x} was freed; destroy the plan on all ranks, and create it again");
                     return Err(Error::NodeArgument { argument: c"plan", reason });
                 }
             }

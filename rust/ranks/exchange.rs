@@ -215,7 +215,8 @@ impl Exchange {
             if let Some((_, outer)) = caller.inside.filter(|(thread, _)| *thread == own) {
                 let (inner, outer) = (call.name(), outer.name());
                 let reason = format!(
-                    "{inner} was started by a callback of {outer} on the same node, which waits for the callback: start it afterwards"
+                    "{inner} was started by a callback of {outer} on the same node object: the outer call waits for its callback, so both \
+                     would wait forever; start the inner call after the outer call has returned"
                 );
                 return Err(Error::NodeArgument { argument: c"node", reason });
             }
@@ -417,11 +418,11 @@ fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error
     // The error names a rank whose header differs from this rank's header, if there is one.
     let other = all.iter().position(|head| !head.goes_with(mine)).or_else(|| all.iter().position(|head| !head.goes_with(known)));
     let (rank, other) = other.map_or((0, known), |rank| (rank, &all[rank]));
-    let elsewhere = if other.node == mine.node { "" } else { " of another node" };
+    let elsewhere = if other.node == mine.node { "" } else { " of another node object" };
     let reason = format!(
         "the rank is in {}{elsewhere}, its collective call number {}, but this rank is in {}, its collective call number {}: make the same \
          calls on all ranks, in the same order; after an \
-         error of the allgather create the node again",
+         error of the allgather create the node object again on all ranks",
         other.call.name(),
         other.number,
         mine.call.name(),

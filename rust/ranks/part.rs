@@ -542,7 +542,7 @@ impl BoundPart {
             backend.record_event(self.fork, stream)?;
             backend.stream_wait_event(own, self.fork)?;
             if !run(own)? {
-                let why = "the GPU of this rank no longer has the library's kernels; destroy the plan on all ranks, and plan again";
+                let why = "the GPU of this rank no longer has the library's kernels; destroy the plan on all ranks, and create it again";
                 return Err(BackendError::NotSupported(why.into()));
             }
             backend.record_event(joined, own)?;

@@ -217,8 +217,8 @@ impl PartitionWords {
         let refuse = |reason: &str| Err(Error::NodeArgument { argument: c"plan", reason: reason.into() });
         match state.armed {
             None => refuse(
-                "the transfers of the plan move in partitions, and the plan is not armed: arm it before the work that makes the \
-                 partitions ready",
+                "the plan moves its transfers in partitions, so each execution begins with arm, but the plan is not armed: call arm \
+                 before you enqueue the kernels that produce the data",
             ),
             Some(armed) if armed != is_captured => {
                 refuse("the plan was armed outside of this capture: arm and execute it in the same capture")

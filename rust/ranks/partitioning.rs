@@ -179,9 +179,8 @@ impl Partitioned {
         let first = parts.flags.len() as u32;
         let flags = add_partition_flags(parts, batch, &of.partitions, how, of.agent.tells()).map_err(|elsewhere| {
             let reason = format!(
-                "rank {} would read the source, and a producer of another rank cannot signal the internal streams of that rank: send host \
-                 memory from the rank of the \
-                 destination's GPU",
+                "rank {} would copy the partitions, but the kernel that produces them runs on another rank and cannot signal the internal \
+                 streams of that rank: use host memory of the rank that owns the destination's GPU as the source",
                 elsewhere.rank
             );
             unsupported(elsewhere.transfer as usize, reason)

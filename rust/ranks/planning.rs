@@ -171,7 +171,8 @@ impl NodeGroup {
                     None => {
                         let device = allocation.device.in_words();
                         return refuse(format!(
-                            "{address:#x} is memory of {device}, which no rank of the node uses: list it in the devices of a rank"
+                            "{address:#x} is memory of {device}, which no rank of the node uses: name it in `devices` when a rank creates \
+                             the node object"
                         ));
                     }
                 },
@@ -179,8 +180,8 @@ impl NodeGroup {
             if self.context.state().crosses_pieces(address, bytes) {
                 let piece = size(REGISTERED_PIECE);
                 return refuse(format!(
-                    "{address:#x} ({bytes} bytes) spans several blocks of registered memory: pass windows that do not cross an address \
-                     that is a multiple of {piece}, or allocate the memory in the context"
+                    "{address:#x} ({bytes} bytes) spans several blocks of registered memory: pass windows (memory ranges) that do not \
+                     cross an address that is a multiple of {piece}, or allocate the memory in the context"
                 ));
             }
             told.push(ToldWindow { device: device.0, is_pageable, address, bytes });

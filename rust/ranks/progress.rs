@@ -46,9 +46,9 @@ impl Progress {
         self.take_back(is_captured);
         let plan = self.plan;
         let what = match (self.cause.get(), has_failed) {
-            (Some(cause), _) => format!("node plan {plan} cannot continue: {cause}"),
-            (None, true) => format!("an earlier step of node plan {plan} has failed on this rank"),
-            (None, false) => format!("a rank has destroyed node plan {plan} after {last} steps"),
+            (Some(cause), _) => format!("node plan {plan} (shared by the ranks of this node) cannot continue: {cause}"),
+            (None, true) => format!("an earlier execution of node plan {plan} (shared by the ranks of this node) has failed on this rank"),
+            (None, false) => format!("a rank has destroyed node plan {plan} (shared by the ranks of this node) after {last} executions"),
         };
         Err(BackendError::PeerGone(format!("{what}; destroy the plan on this rank too")).into())
     }
@@ -119,7 +119,7 @@ mod tests {
             (None, None, false)
         );
         let refused = progress.begin(false).expect_err("a fifth step").to_string();
-        assert!(refused.contains("node plan 2 after 4 steps"), "{refused}");
+        assert!(refused.contains("node plan 2 (shared by the ranks of this node) after 4 executions"), "{refused}");
         assert_eq!(progress.departure(false), left(4, false), "what was refused does not count");
         assert_eq!(
             progress.leave(1, left(3, false), 41),

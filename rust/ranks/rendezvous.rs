@@ -91,7 +91,7 @@ impl Rendezvous {
 impl Allgather for Rendezvous {
     fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
         if let Some(reason) = &self.ended {
-            return Err(format!("the ranks have closed their connections ({reason}): create the node again on all ranks"));
+            return Err(format!("the ranks have closed their connections ({reason}): create the node object again on all ranks"));
         }
         self.exchange(send, receive).inspect_err(|reason| {
             // The other ranks are notified, so that they do not wait for this rank.

@@ -254,10 +254,9 @@ impl NodePlan {
         self.node.leave(&lock(&self.held).flags, departure);
         let plan = self.progress.plan;
         let reason = format!(
-            "step {step} of node plan {plan} comes after step {before} of node plan {other} in stream {:#x}, but rank {rank} has enqueued \
-             them in one stream in the opposite order: both ranks would wait forever, so the step was not enqueued. Enqueue node plans \
-             that share a stream in the \
-             same order on all ranks; destroy node plan {plan} on all ranks, and plan again",
+            "execution {step} of node plan {plan} comes after execution {before} of node plan {other} in stream {:#x}, but rank {rank} \
+             has enqueued them in one stream in the opposite order: both ranks would wait forever, so the execution was not \
+             enqueued. Enqueue node plans that share a stream in the same order on all ranks; destroy node plan {plan} on all ranks, and create it again",
             stream.0
         );
         Err(Error::NodeArgument { argument: c"plan", reason })
@@ -269,7 +268,7 @@ impl NodePlan {
         let parts = lock(&self.parts);
         if self.is_broken.load(Ordering::Acquire) {
             let why = "an earlier execution of this node plan could not be enqueued as a whole, so the ranks have executed different \
-                       numbers of steps; destroy the plan on all ranks, and plan again";
+                       numbers of executions; destroy the plan on all ranks, and create it again";
             return Err(Error::NotSupported(why.into()));
         }
         Ok(parts)
@@ -494,7 +493,10 @@ impl Drop for NodePlan {
             if let Some(Err(error)) = self.words.as_ref().map(|words| words.finish(Instant::now())) {
                 log::debug!("a node plan was dropped: {error}");
             }
-            log::warn!("a node plan was dropped and not destroyed: its staging memory stays until its context is destroyed");
+            log::warn!(
+                "a node plan (shared by the ranks of this node) was dropped without being destroyed: its staging memory stays allocated \
+                 until the context is destroyed"
+            );
         }
         lock(&self.parts).release(self.node.context.backend());
     }

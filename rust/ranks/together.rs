@@ -72,7 +72,7 @@ impl Together {
                         index,
                         which,
                         format!(
-                            "the {which} is in window {} of rank {}, which has passed no window with this number",
+                            "the {which} is in window {} of rank {}, but that rank has passed no window (memory range) with this number",
                             end.window, end.rank
                         ),
                     ));
@@ -111,7 +111,7 @@ impl Together {
         if let Some((a, b)) = first_overlap(of_end(End::Destination), of_end(End::Source)) {
             let (rank, index) = handed[b.transfer].name_of(b.end);
             let reason = format!(
-                "the {} overlaps the {} of transfer {index} of rank {rank}; transfers of a step run in no particular order",
+                "the {} overlaps the {} of transfer {index} of rank {rank}; the transfers of a plan run in no particular order",
                 a.end, b.end
             );
             return Err(failed(a.transfer, a.end, reason));

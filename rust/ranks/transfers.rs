@@ -113,7 +113,12 @@ pub(super) fn check_own(transfers: &[NodeTransfer], own: u32, ranks: u32) -> Res
             return refuse(index, format!("has an invalid rank: {wrong}"));
         }
         let is_own = match (src.is_by_tag(), dst.is_by_tag()) {
-            (true, true) => return refuse(index, "has a tag in place of both windows: pass the window of this rank".into()),
+            (true, true) => {
+                return refuse(
+                    index,
+                    "gives a tag for both source and destination: for its own side, a rank passes a window (memory range)".into(),
+                );
+            }
             (true, false) => dst.rank == own,
             (false, true) => src.rank == own,
             (false, false) => [dst.rank, src.rank].contains(&own),
@@ -152,7 +157,8 @@ pub(super) fn batch_of<'a>(
             continue;
         }
         let Some((by, found)) = receives.get_mut(&(src.rank, dst.rank, tag)).and_then(VecDeque::pop_front) else {
-            let reason = format!("the transfer is sent to rank {} with tag {tag}, but that rank passes no receive for it", dst.rank);
+            let reason =
+                format!("the transfer is sent to rank {} with tag {tag}, but that rank has no matching receive in its transfers", dst.rank);
             return Err(failed(*name, reason));
         };
         if found.bytes != bytes {
@@ -167,8 +173,10 @@ pub(super) fn batch_of<'a>(
     }
     match receives.into_values().flatten().min_by_key(|(name, _)| *name) {
         Some((name, NodeTransfer { src, .. })) => {
-            let reason =
-                format!("the transfer is received from rank {} with tag {}, but that rank passes no send for it", src.rank, src.offset);
+            let reason = format!(
+                "the transfer is received from rank {} with tag {}, but that rank has no matching send in its transfers",
+                src.rank, src.offset
+            );
             Err(failed(name, reason))
         }
         None => Ok(batch),

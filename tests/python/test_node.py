@@ -105,7 +105,7 @@ def by_halves(rank, ranks, pipes, _):
         for i, memory in enumerate(received):
             source = right if i == 2 else left
             assert numpy.array_equal(memory.numpy(), pattern(10 * source + i, step, COUNT // 4 + i))
-    with pytest.raises(mpgpu.Error, match=r"tag 3, but that rank passes no send for it"):
+    with pytest.raises(mpgpu.Error, match=r"tag 3, but that rank has no matching send in its transfers"):
         node.plan_exchange([mpgpu.receive_from(left, received[0], 3)])
     with pytest.raises(mpgpu.Error, match="half 0 is read-only"):
         node.plan_exchange([mpgpu.receive_from(left, bytes(10))])
@@ -210,7 +210,7 @@ def one_is_refused(rank, ranks, pipes, _):
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     moved = [((0, 7), (1, 0), 10)] if rank == 1 else []
     with refused(
-        rank, mpgpu.ArgumentError, "transfer 0: the destination is in window 7 of rank 0, which has passed no window with this number"
+        rank, mpgpu.ArgumentError, "transfer 0: the destination is in window 7 of rank 0, but that rank has passed no window (memory range) with this number"
     ):
         node.plan([mpgpu.empty(10, device=rank)], moved)
 

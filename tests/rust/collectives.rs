@@ -366,7 +366,7 @@ fn calls_on_two_nodes_of_one_allgather_do_not_meet() {
         let nodes = [0, 1].map(|_| node(rank, Box::new(Shared(seat.clone()))));
         for turn in 0..2 {
             let error = plan(&nodes[(rank as usize + turn) % 2]).expect_err("another node").to_string();
-            assert!(error.contains("a node plan of another node"), "{error}");
+            assert!(error.contains("a node plan of another node object"), "{error}");
         }
         nodes.iter().for_each(|node| plan(node).expect("in one order"));
     });

@@ -178,7 +178,7 @@ fn a_rank_that_has_ended_is_noticed_though_its_child_lives() {
     assert!(error.contains("rank 1 has exited"), "{error}");
     assert!(waited < AT_ONCE, "its child kept its connection open");
     let error = node.plan(&[], &[], &PlanOptions::default()).expect_err("for good").to_string();
-    assert!(error.contains("rank 1 has exited") && error.contains("create the node again"), "{error}");
+    assert!(error.contains("rank 1 has exited") && error.contains("create the node object again"), "{error}");
 }
 
 /// Calls `work` with a socket in a child process of another user. Returns the child's process ID and its output, or `None` if this process

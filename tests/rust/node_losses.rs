@@ -99,7 +99,8 @@ fn a_rank_that_leaves_one_plan_early_is_told_of_to_streams_that_wait_in_it_and_t
             assert_eq!(
                 told,
                 format!(
-                    "step 2 of node plan 1 can no longer complete: rank 0 (process {}) has destroyed the plan after 1 steps",
+                    "execution 2 of node plan 1 (shared by the ranks of this node) can no longer complete: rank 0 (process {}) has \
+                     destroyed the plan after 1 executions",
                     std::process::id()
                 )
             );
@@ -162,16 +163,18 @@ fn two_plans_in_another_order_in_one_stream_are_found_and_nobody_waits() {
             let waited = context.synchronize_stream(stream).err().map(|error| error.to_string());
             let step = steps_before + 1;
             for text in &refused {
-                for part in [format!("step {step} of node plan"), "node plan 1".into(), "node plan 2".into(), format!("rank {}", 1 - rank)]
+                for part in
+                    [format!("execution {step} of node plan"), "node plan 1".into(), "node plan 2".into(), format!("rank {}", 1 - rank)]
                 {
                     assert!(text.contains(&part), "{text}");
                 }
                 assert!(text.contains(&format!("in stream {:#x}", stream.0)) && text.contains("in the same order on all ranks"), "{text}");
             }
             if let Some(text) = &waited {
-                let plans = ["1 can no longer complete", "2 can no longer complete"].iter().any(|part| text.contains(part))
+                let plans = ["node plan 1 (shared", "node plan 2 (shared"].iter().any(|part| text.contains(part))
+                    && text.contains("can no longer complete")
                     && text.contains("this node plan and node plan");
-                assert!(plans && text.contains(&format!("step {step} of node plan")) && !text.contains("ended"), "{text}");
+                assert!(plans && text.contains(&format!("execution {step} of node plan")) && !text.contains("ended"), "{text}");
             }
             context.synchronize_stream(stream).expect("it was told, or need not be");
             enqueued.wait();
@@ -281,7 +284,7 @@ fn a_rank_that_fails_because_of_another_names_the_first() {
             plan.destroy().expect("given back");
         } else {
             let told = peer_gone(context.synchronize_stream(StreamHandle(0)));
-            let first = format!("rank 0 (process {}) has destroyed the plan after 1 steps", std::process::id());
+            let first = format!("rank 0 (process {}) has destroyed the plan after 1 executions", std::process::id());
             assert!(told.contains(&first), "rank {rank}: {told}");
             assert_eq!(told.contains("; rank 1 has left the plan because of that"), rank == 2, "{told}");
             let refused = plan.enqueue(StreamHandle(0)).expect_err("the plan has failed").to_string();

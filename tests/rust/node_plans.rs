@@ -468,9 +468,21 @@ fn halves_that_do_not_meet_are_refused_on_all_ranks() {
     type Mistake = fn(&mut Vec<NodeTransfer>);
     // Wrong arguments of rank 1, the transfer that they concern, and the messages on all ranks.
     let cases: [(Mistake, u32, &str); 7] = [
-        (|t| t[0].dst.offset = 8, 1, "transfer 0: the transfer is sent to rank 2 with tag 8, but that rank passes no receive for it"),
-        (|t| _ = t.remove(1), 0, "transfer 0: the transfer is sent to rank 1 with tag 7, but that rank passes no receive for it"),
-        (|t| _ = t.remove(0), 2, "transfer 1: the transfer is received from rank 1 with tag 7, but that rank passes no send for it"),
+        (
+            |t| t[0].dst.offset = 8,
+            1,
+            "transfer 0: the transfer is sent to rank 2 with tag 8, but that rank has no matching receive in its transfers",
+        ),
+        (
+            |t| _ = t.remove(1),
+            0,
+            "transfer 0: the transfer is sent to rank 1 with tag 7, but that rank has no matching receive in its transfers",
+        ),
+        (
+            |t| _ = t.remove(0),
+            2,
+            "transfer 1: the transfer is received from rank 1 with tag 7, but that rank has no matching send in its transfers",
+        ),
         (
             |t| t[1].bytes = 1025,
             1,
@@ -481,7 +493,11 @@ fn halves_that_do_not_meet_are_refused_on_all_ranks() {
             1,
             "transfer 1: the destination extends past the end of window 0 of rank 1: offset 4000, 1024 bytes of 4096",
         ),
-        (|t| t[0].src = end(1, NodeEnd::BY_TAG, 7), 1, "transfer 0 has a tag in place of both windows: pass the window of this rank"),
+        (
+            |t| t[0].src = end(1, NodeEnd::BY_TAG, 7),
+            1,
+            "transfer 0 gives a tag for both source and destination: for its own side, a rank passes a window (memory range)",
+        ),
         (|t| t[0].dst.rank = 3, 1, "transfer 0 has an invalid rank: rank=3: must be 0 to 2, a rank of the node"),
     ];
     for (wrong, blamed, text) in cases {
@@ -779,7 +795,7 @@ fn ranks_that_have_come_as_far_as_one_that_leaves_are_told_with_the_next_step() 
         together.wait();
         if rank != 0 {
             let error = plan.enqueue(stream).expect_err("rank 0 takes no part");
-            assert!(is_peer_gone(&error) && error.to_string().contains("after 4 steps"), "{error}");
+            assert!(is_peer_gone(&error) && error.to_string().contains("after 4 executions"), "{error}");
             context.synchronize_stream(stream).expect("nothing was enqueued");
             plan.destroy().expect("given back");
         }

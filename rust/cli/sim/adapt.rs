@@ -46,7 +46,8 @@ fn players(arguments: &SimArguments, model: &Machine, shapes: &[Shape]) -> Resul
     let count = processes.len() * window as usize;
     if count > MOST_PLAYERS {
         return Err(format!(
-            "{count} plans that choose variants, but at most {MOST_PLAYERS} can be simulated; give fewer transfers or a smaller --window"
+            "the options require {count} plans that choose variants, but at most {MOST_PLAYERS} can be simulated; give fewer transfers or \
+             a smaller --window"
         )
         .into());
     }
@@ -115,12 +116,12 @@ impl Played<'_> {
         let machine = if real.is_empty() { "as modelled".to_owned() } else { real.join(", ") };
         let times = |what: f64| what / end.plain;
         let last = self.play.moments.len() as u64 - 1;
-        let mut lost = format!("time lost relative to the best choices: {:.2} % in total", 100.0 * self.play.lost(0, last));
+        let mut lost = format!("time lost relative to the best choice of variants: {:.2} % in total", 100.0 * self.play.lost(0, last));
         if last >= STRETCH {
             lost += &format!(", at most {:.2} % over any {STRETCH} executions (those from {from} on)", 100.0 * worst);
         }
         vec![
-            format!("real machine: {machine}; noise {} %", 100.0 * self.arguments.adapt.noise),
+            format!("simulated machine: {machine}; noise {} %", 100.0 * self.arguments.adapt.noise),
             lost,
             format!(
                 "speed-up over plain copies: chosen variants {:.3}, best variants {:.3}, the model's variants {:.3}",
@@ -133,8 +134,8 @@ impl Played<'_> {
 
     fn title(&self) -> String {
         let players = match self.players.len() {
-            1 => "one plan chooses".to_owned(),
-            more => format!("{more} plans choose independently"),
+            1 => "one plan chooses its variant".to_owned(),
+            more => format!("{more} plans choose their variants independently"),
         };
         format!(
             "{}: {players}; {} executions, seed {}",

@@ -17,16 +17,17 @@ pub struct SimArguments {
     /// Bytes of each transfer: 1M,64M, or 1M..512M for every power of two between
     #[arg(long, value_delimiter = ',', value_name = "SIZES")]
     pub sizes: Vec<Sizes>,
-    /// Executors to compare
+    /// Engines (how copies are issued) to compare
     #[arg(long, value_parser = engine(), value_delimiter = ',', default_value = "auto")]
     pub engine: Vec<Engine>,
-    /// Maximum number of paths of one transfer, one column for each value; by default one path, and the number that the model chooses
+    /// Maximum numbers of paths of one transfer to compare, one table column for each value; by default 1, and the number that the model
+    /// chooses
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub max_paths: Vec<u32>,
-    /// Allow copies between GPUs to pass through host memory
+    /// Allow (on) or forbid (off) copies between GPUs to pass through host memory; `on,off` compares both
     #[arg(long, value_parser = named([("on", true), ("off", false)]), value_delimiter = ',', default_value = "on")]
     pub host: Vec<bool>,
-    /// Number of steps in flight, each with its own stream and buffers; all complete before the next round begins
+    /// Numbers of executions in flight to compare. Each execution has its own stream and buffers; all complete before the next round begins
     #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub window: Vec<u32>,
     /// Plan each transfer without knowledge of the others, and issue it from its own process, like one rank for each GPU
@@ -34,14 +35,14 @@ pub struct SimArguments {
     pub apart: bool,
     #[command(flatten)]
     pub staged: StagedPaths,
-    /// A kernel on each GPU before the copies of each step. It moves TIMES as many bytes as the GPU sends, at RATE 10^9 bytes/s, as in
-    /// 8@790. Each cell is then the time of a step
+    /// Simulate a kernel on each GPU before the copies of each execution. The kernel moves TIMES as many bytes as the GPU sends, at RATE
+    /// 10^9 bytes/s, as in 8@790. The table then gives the time of the kernel and the copies
     #[arg(long, value_name = "TIMES@RATE", conflicts_with = "adapt")]
     pub kernel: Option<Kernel>,
-    /// Host memory is not pinned
+    /// Simulate host memory that is pageable (not pinned)
     #[arg(long)]
     pub pageable: bool,
-    /// Show the load of each link and shared resource, at the largest size and in the last column
+    /// Also show how busy each link and shared resource is, for the last row and column of the table
     #[arg(long)]
     pub resources: bool,
     /// Print JSON
@@ -54,26 +55,28 @@ pub struct SimArguments {
 /// Options for plans that choose their variant by measured times.
 #[derive(Args)]
 pub struct AdaptArguments {
-    /// Simulate plans that choose among variants by measured times: one plan, or with --apart one plan for each transfer. Each plan of a
-    /// --window chooses separately
+    /// Simulate plans that measure their variants (for example all paths, or direct copies only) and use the fastest: one plan for all
+    /// transfers, or with --apart one plan for each transfer. With --window N, N copies of each plan choose separately
     #[arg(long, conflicts_with_all = ["sizes", "max_paths", "engine", "host", "resources"])]
     pub adapt: bool,
-    /// Capacity of the real machine relative to the topology's: of `nvlink`, `pcie`, `host`, or of one resource that --resources lists
+    /// Simulate a machine whose links differ from the topology: multiply the bandwidth of NAME (`nvlink`, `pcie`, `host`, or a resource
+    /// that --resources lists) by FACTOR
     #[arg(long, value_name = "NAME=FACTOR", requires = "adapt")]
     pub real: Vec<Factor>,
-    /// Another program that leaves only this fraction of a capacity during these executions of the first plan, as in host=0.4@2000..4000
+    /// Simulate another program that uses the links of NAME: multiply their bandwidth by FACTOR from execution FROM of the first plan to
+    /// execution TO, as in host=0.4@2000..4000
     #[arg(long, value_name = "NAME=FACTOR@FROM..TO", requires = "adapt")]
     pub tenant: Vec<Visit>,
-    /// Number of executions of the first plan
+    /// Number of executions of the first plan to simulate
     #[arg(long, default_value_t = 10_000, requires = "adapt", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub executions: u32,
-    /// Standard deviation of an execution's time, relative to its mean
+    /// Random variation of the simulated time of an execution: its standard deviation divided by its mean
     #[arg(long, default_value_t = 0.02, requires = "adapt", value_parser = noise)]
     pub noise: f64,
-    /// Seed of noise and choices
+    /// Seed of the random numbers for the noise and for the choice of variants
     #[arg(long, default_value_t = 1, requires = "adapt")]
     pub seed: u64,
-    /// Draw the choices over time to this file
+    /// Write a chart (SVG) of the variant that each plan uses over time to this file
     #[arg(long, value_name = "FILE", requires = "adapt")]
     pub svg: Option<std::path::PathBuf>,
 }

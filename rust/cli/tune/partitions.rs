@@ -20,7 +20,7 @@ pub struct PartitionsArguments {
     /// The tuning file
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Draw speed-ups as colours to this file
+    /// Write a chart (SVG) of the speed-ups, as colours, to this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }

@@ -169,7 +169,7 @@ impl PathPlan {
             }
             (Mechanism::Copy, 0, chunks) => format!("{chunks} chunks of {}", size(self.chunk_bytes)),
             (Mechanism::Copy, _, 1) => "one chunk".into(),
-            (Mechanism::Copy, slots, chunks) => format!("{chunks} chunks of {}, {slots} slots", size(self.chunk_bytes)),
+            (Mechanism::Copy, slots, chunks) => format!("{chunks} chunks of {}, {slots} staging slots", size(self.chunk_bytes)),
         }
     }
 }

@@ -283,7 +283,7 @@ pub enum PartViolation {
     BadStep { rank: u32, step: u32 },
     #[error("rank {rank}, step {step}: operation {op} must be executed by rank {worker}")]
     WrongRank { rank: u32, step: u32, op: u32, worker: u32 },
-    #[error("each copy of operation {op} must be made exactly once")]
+    #[error("operation {op}: each of its copies must be made once, by exactly one rank")]
     Copies { op: u32 },
     #[error("flag {flag} must be set once by rank {raiser} and waited for once by rank {taker}")]
     FlagUse { flag: u32, raiser: u32, taker: u32 },
@@ -293,7 +293,10 @@ pub enum PartViolation {
     RaisedTwice { flag: u32, taker: u32 },
     #[error("operation {op} may run before operation {after}, on which it depends")]
     Unordered { op: u32, after: u32 },
-    #[error("operation {op} may use slot {slot} of ring {ring} before operation {earlier} of the previous step has finished with it")]
+    #[error(
+        "operation {op} may use slot {slot} of staging ring {ring} before operation {earlier} of the previous execution has finished with \
+         the slot"
+    )]
     SlotOfLastStep { op: u32, earlier: u32, ring: u32, slot: u32 },
     #[error(
         "operation {op} of rank {rank} may access memory of rank {owner} before rank {owner} has reached the step, or after it has left \

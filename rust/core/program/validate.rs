@@ -41,9 +41,9 @@ pub enum Violation {
     WritesSource { op: u32, transfer: u32 },
     #[error("operation {op} reads byte {offset} of the destination of transfer {transfer}, which may not have arrived")]
     NotThere { op: u32, transfer: u32, offset: u64 },
-    #[error("operations {first} and {second} use slot {slot} of ring {ring} in no defined order")]
+    #[error("operations {first} and {second} use slot {slot} of staging ring {ring} in no defined order")]
     Race { first: u32, second: u32, ring: u32, slot: u32 },
-    #[error("operation {op} reads bytes of slot {slot} of ring {ring} that nothing has written")]
+    #[error("operation {op} reads bytes of slot {slot} of staging ring {ring} that no operation has written")]
     Unwritten { op: u32, ring: u32, slot: u32 },
     #[error("byte {offset} of the destination of transfer {transfer} is written twice, by operation {op} last")]
     WrittenTwice { op: u32, transfer: u32, offset: u64 },

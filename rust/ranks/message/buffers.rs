@@ -174,7 +174,10 @@ impl Messenger {
         }
         let Some(device) = self.node.number_of(allocation.device) else {
             let device = allocation.device.in_words();
-            return refuse(format!("{address:#x} is memory of {device}, which no rank of the node uses: list it in the devices of a rank"));
+            return refuse(format!(
+                "{address:#x} is memory of {device}, which no rank of the node uses: name it in `devices` when a rank creates the node \
+                 object"
+            ));
         };
         match self.export(&allocation, address, bytes) {
             Ok((handle, offset)) => {

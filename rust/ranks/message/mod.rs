@@ -159,8 +159,8 @@ fn gone(rank: u32) -> Error {
 
 fn stuck(rank: u32) -> Error {
     let why = format!(
-        "the mailbox of rank {rank} stays locked: a rank of the node was stopped during a call (by a debugger?), or has overwritten the \
-         mailbox"
+        "the mailbox (shared list of messages) of rank {rank} stays locked: a rank of the node was stopped during a call (by a \
+         debugger?), or has overwritten the mailbox"
     );
     IpcError::Timeout(why).into()
 }
@@ -171,7 +171,9 @@ fn destroyed() -> Error {
 
 fn captured() -> Error {
     Error::NotSupported(
-        "messages cannot be captured: a graph may run later, or again, and each message matches once; use a node plan".into(),
+        "messages cannot be captured: a graph may be launched several times, but each message matches once; use a plan of all ranks (node \
+         plan)"
+            .into(),
     )
 }
 
@@ -496,8 +498,8 @@ impl Messenger {
         }
         if moving > 0 {
             let stuck = format!(
-                "the bytes of {moving} matched operations have not moved, because a stream of one of the two ranks has not reached them; \
-                 their internal memory stays allocated until the context is destroyed"
+                "the bytes of {moving} matched sends and receives were not copied, because a stream of one of the two ranks has not \
+                 reached the operation; the internal memory of these operations stays allocated until the context is destroyed"
             );
             return Err(IpcError::Timeout(stuck).into());
         }

@@ -259,15 +259,17 @@ impl Messenger {
             SlotBuffer::Memory { handle, offset, device } => {
                 let imported = self.import(&handle, device)?;
                 let Some(address) = imported.range(offset, bytes) else {
-                    let why = format!("rank {} describes {bytes} bytes at offset {offset}, which are outside of its memory", theirs.rank);
+                    let why = format!("rank {} announces {bytes} bytes at offset {offset}, which are outside of its memory", theirs.rank);
                     return Err(IpcError::Corrupt(why).into());
                 };
                 kept.imported = Some(imported);
                 Ok((address, self.node.device_here(DeviceId(device))))
             }
-            SlotBuffer::Inline if bytes > INLINE_BYTES => {
-                Err(IpcError::Corrupt(format!("rank {} describes {bytes} bytes in a slot of {INLINE_BYTES} bytes", theirs.rank)).into())
-            }
+            SlotBuffer::Inline if bytes > INLINE_BYTES => Err(IpcError::Corrupt(format!(
+                "rank {} announces {bytes} bytes inside a message, which holds at most {INLINE_BYTES} bytes",
+                theirs.rank
+            ))
+            .into()),
             SlotBuffer::Inline => Ok((self.mailboxes.inline_address(theirs), DeviceId::HOST)),
             SlotBuffer::None => Err(BackendError::InvalidPointer(0).into()),
         }

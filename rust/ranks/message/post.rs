@@ -210,12 +210,15 @@ impl Messenger {
         let Descriptor { messenger, slot: theirs, uses, bytes: size } = *descriptor;
         if messenger != self.id || theirs.rank >= self.mailboxes.ranks() || theirs.slot >= self.mailboxes.slots() {
             return refuse(
-                "the descriptor was made by a messenger of another group: fetch it with a messenger that was created in the same collective call"
+                "the descriptor was made by a messenger that is not connected to this messenger: use messengers that all ranks have \
+                 created in the same collective call"
                     .into(),
             );
         }
         if size > bytes {
-            let why = format!("the descriptor is for {size} bytes, but the buffer has {bytes}; fetch the message into a larger buffer");
+            let why = format!(
+                "the descriptor announces a message of {size} bytes, but the buffer has {bytes}; fetch the message into a larger buffer"
+            );
             return Err(BackendError::Truncated(why).into());
         }
         if self.is_known_gone(theirs.rank) {
@@ -226,7 +229,7 @@ impl Messenger {
         let (slot, own, described) = (kept.slot, self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs));
         if !described.take_described(uses, self.mailboxes.own_id(slot)) {
             self.give_back_unused(kept);
-            return refuse("the message of the descriptor was already fetched, or cancelled".into());
+            return refuse("the message that this descriptor announces was already fetched, or was cancelled".into());
         }
         described.match_taken(self.mailboxes.rank());
         own.meet(described);

@@ -94,10 +94,15 @@ impl Messenger {
         };
         let ended = match self.capacity.operations.saturating_sub(torn).saturating_sub(count as u32) {
             0 => String::new(),
-            rest => format!("; {rest} more have completed, but earlier work in their streams has not: synchronize these streams"),
+            rest => {
+                format!("; {rest} further operations have completed, but earlier work in their streams has not: synchronize these streams")
+            }
         };
-        let lost =
-            if torn > 0 { format!("; {torn} can no longer be used after failures: create the messenger again") } else { String::new() };
+        let lost = if torn > 0 {
+            format!("; the room for {torn} operations is lost after failures: create the messenger again")
+        } else {
+            String::new()
+        };
         let room = self.capacity.operations;
         Error::QueueFull(format!("{full}{ended}{lost}; or create the messenger with room for more than {room} operations"))
     }

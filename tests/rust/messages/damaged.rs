@@ -80,9 +80,9 @@ type Damage = fn(&Slot<'_>);
 
 /// Wrong descriptions of a rank's memory, with the error that the other rank must get.
 const DAMAGES: [(Damage, &str); 7] = [
-    (|slot| slot.set(OFFSET, 2 * PAGE + 1), "describes 4096 bytes at offset 8193, which are outside of its memory"),
+    (|slot| slot.set(OFFSET, 2 * PAGE + 1), "announces 4096 bytes at offset 8193, which are outside of its memory"),
     (|slot| slot.set(OFFSET, u64::MAX), "which are outside of its memory"),
-    (|slot| slot.set(BUFFER, 1), "describes 4096 bytes in a slot of 1024 bytes"),
+    (|slot| slot.set(BUFFER, 1), "announces 4096 bytes inside a message, which holds at most 1024 bytes"),
     (|slot| slot.set(BUFFER, 0), "0x0"),
     (|slot| slot.set(5, 1), "checksum"),
     (|slot| slot.forge(|handle| handle.allocation_bytes = 1 << 40), "the allocation has 12288"),
@@ -158,7 +158,7 @@ fn a_send_whose_slot_names_what_is_not_there_is_not_read() {
             true,
             is_mapped,
             |slot| slot.set(BYTES, 3 * PAGE),
-            "describes 12288 bytes at offset 4096, which are outside of its memory",
+            "announces 12288 bytes at offset 4096, which are outside of its memory",
         );
     }
 }
