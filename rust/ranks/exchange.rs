@@ -311,7 +311,8 @@ impl CollectiveCall<'_> {
         self.gather(mine)
     }
 
-    /// Takes part in the collective call as a rank that has already failed. The call fails on all ranks; on this rank it returns `error`.
+    /// Takes part in the collective call as a rank that has already failed. The call fails on all ranks. On this rank, the error of the
+    /// call is `error`.
     pub fn refuse(mut self, error: Error) -> Result<(), Error> {
         self.tell::<()>(Err(error)).map(drop)
     }

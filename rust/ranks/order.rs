@@ -42,7 +42,7 @@ pub(super) struct StepOrder(Mutex<OrderState>);
 struct OrderState {
     /// Number of steps of all plans that this rank has enqueued so far.
     number: u64,
-    /// Number of streams that were assigned a number so far.
+    /// Number of streams that have been assigned a stream number so far.
     names: u16,
     /// Streams in which steps were enqueued, keyed by stream number.
     streams: HashMap<u64, StreamSteps>,
@@ -67,7 +67,7 @@ struct StepPattern {
     /// Other plans in the stream: the number of each plan, and the difference between that plan's last step number and this plan's last
     /// step number.
     ahead: Vec<(u64, i64)>,
-    /// Number of the last step at which this plan changed its stream or its order relative to other plans.
+    /// Step number at which this plan last changed its stream or its order relative to other plans.
     changed: u64,
 }
 

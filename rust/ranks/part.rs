@@ -51,7 +51,7 @@ pub(super) fn stays(shape: &Shape, ends: EndRanks) -> bool {
     shape.src_device == shape.dst_device && ends.src == ends.dst
 }
 
-/// True if a copy goes directly from the source to the destination of a transfer for which `stays` returns true.
+/// True if a copy goes directly from the source to the destination of a transfer, and `stays` returns true for the index of this transfer.
 pub(super) fn is_inside(copy: &Copy, stays: impl Fn(u32) -> bool) -> bool {
     matches!((copy.from, copy.to), (Place::Source { transfer, .. }, Place::Destination { transfer: to, .. }) if transfer == to && stays(to))
 }
@@ -59,20 +59,20 @@ pub(super) fn is_inside(copy: &Copy, stays: impl Fn(u32) -> bool) -> bool {
 /// Consecutive operations of one lane (operations that one stream executes in order), without waits in between.
 struct PartSegment {
     lane: usize,
-    /// Addresses of the flags that the stream waits for and resets before the operations.
+    /// Addresses of the flags that the stream waits for and resets before the operations of this segment.
     takes: Vec<u64>,
-    /// Addresses of the flags that the stream waits for, without a reset, before the operations.
+    /// Addresses of the flags that the stream waits for, without a reset, before the operations of this segment.
     awaits: Vec<u64>,
-    /// Events that the stream waits for before the operations, as indices into [`BoundPart::marks`]. Each event marks the end of a segment
-    /// that another stream executes.
+    /// Events that the stream waits for before the operations of this segment, as indices into [`BoundPart::marks`]. Each event marks the
+    /// end of a segment that another stream executes.
     after: Vec<usize>,
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
     state: PlanState,
-    /// Flags that the stream sets after the operations.
+    /// Flags that the stream sets after the operations of this segment.
     raises: Vec<Signal>,
-    /// Index in [`BoundPart::marks`] of the event that the stream records after the operations. `None` if no other stream waits for this
-    /// segment.
+    /// Index in [`BoundPart::marks`] of the event that the stream records after the operations of this segment. `None` if no other stream
+    /// waits for this segment.
     end: Option<usize>,
 }
 
@@ -102,7 +102,8 @@ struct BoundKernel {
 /// are equally fast at 23 MB. Each further lane costs copy engines the fixed time again (63 us for three lanes of H200).
 pub(super) const SMALL_BYTES: u64 = 20 << 20;
 
-/// Maximum number of lanes (streams) by which [`SMALL_BYTES`] is multiplied. Larger numbers were not measured.
+/// Limit of the factor by which [`SMALL_BYTES`] is multiplied. The factor is the number of lanes (streams); numbers above this limit were
+/// not measured.
 const MOST_LANES: usize = 3;
 
 /// Ratio of the bandwidth of copies within one GPU's memory to the bandwidth of copies over NVLink.
@@ -162,7 +163,7 @@ pub(super) struct BoundPart {
     stream: Option<StreamHandle>,
     /// True once the internal streams and events have been destroyed.
     is_released: bool,
-    /// State shared by all steps of the plan. It records that the steps were abandoned after the loss of another rank.
+    /// State that shows whether this rank has abandoned its steps of the plan, because another rank has exited or left the plan.
     fate: StepFate,
 }
 
@@ -525,8 +526,8 @@ impl BoundPart {
         if self.stream.is_some() { backend.synchronize_event(self.end) } else { Ok(()) }
     }
 
-    /// True if the step's copies follow all work in the stream at the time when the step is executed, and not only the work at the time
-    /// when the step was armed.
+    /// True if the step's copies follow all work in the stream at the time when the step is executed. False if they follow only the work
+    /// that was in the stream when the step was armed (begun before its data is produced).
     fn is_after(&self) -> bool {
         self.armed.as_ref().is_none_or(|armed| armed.is_after)
     }

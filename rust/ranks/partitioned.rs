@@ -34,9 +34,9 @@ const RAISED_AGAIN: Duration = Duration::from_millis(5);
 /// Addresses and layout of one partitioned transfer, for the kernels that produce or receive its data.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trigger {
-    /// Address of two words in GPU memory, which are set when a step is armed. The first word is the address to which producing kernels
-    /// write: the source, or the destination if they store the data there themselves. The second word is 1 if these kernels must count what
-    /// they have written, and otherwise 0. The field is 0 on all ranks except the source's.
+    /// Address of two words in GPU memory, which are set when a step is armed (begun before its data is produced). The first word is the
+    /// address to which producing kernels write: the source, or the destination if they store the data there themselves. The second word is
+    /// 1 if these kernels must count what they have written, and otherwise 0. The field is 0 on all ranks except the source's.
     pub step: u64,
     /// Address of the flags that mark partitions as ready to be sent, one for each partition. The field is 0 on all ranks except the
     /// source's.
@@ -83,7 +83,8 @@ pub(super) struct PartitionWords {
     pub triggers: BTreeMap<(u32, usize), Trigger>,
     /// Flags of partitions in this rank's memory: the address of the first flag, and the total size in bytes.
     flags: (u64, u64),
-    /// Address of a block of zeros as large as the flags of partitions. It is on a device that can copy it to the flags.
+    /// Address of a block of zeros that is copied to the flags of partitions to reset them. The block is as large as the flags, and on a
+    /// device that can make this copy.
     zeros: u64,
     /// Words in GPU memory that tell producing kernels how the current step moves the partitions.
     steps: Vec<StepWords>,
@@ -158,7 +159,7 @@ impl PartitionWords {
         Ok(Some(words))
     }
 
-    /// Returns the work that one plan variant enqueues in each step before the producing kernels.
+    /// Returns the work that one plan variant enqueues in each step before the kernels that produce the data.
     pub fn armed(&self, partitioned: &Partitioned, part: &Part, at: &Bindings<'_>) -> Result<Armed, Error> {
         let reset = || copy_of(self.device, self.flags.1, Endpoints { dst: self.flags.0, src: self.zeros });
         Ok(Armed {

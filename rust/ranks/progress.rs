@@ -7,7 +7,8 @@ use crate::ipc::Departure;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Number of steps of one plan that this rank has enqueued, with the reports of ranks that have stopped executing the plan.
+/// Progress of one plan on this rank: the number of steps that this rank has enqueued, and the reports of ranks that have stopped executing
+/// the plan.
 pub(super) struct Progress {
     /// Number of the plan among the plans of its node group, from 1.
     pub plan: u64,
@@ -21,7 +22,7 @@ pub(super) struct Progress {
     has_failed: AtomicBool,
     /// Cause of the first failure of another rank, as far as this rank knows.
     cause: OnceLock<Cause>,
-    /// State shared by all steps of the plan on this rank. It records that the steps were abandoned after the loss of another rank.
+    /// State that shows whether this rank has abandoned its steps of the plan, because another rank has exited or left the plan.
     pub fate: StepFate,
 }
 

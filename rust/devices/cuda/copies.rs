@@ -1,4 +1,4 @@
-//! Enqueues one operation of a program: as a kernel, as a batched copy, or as single copies.
+//! Enqueues one operation of a program (list of copy operations): as a kernel, as a batched copy, or as single copies.
 
 use super::addresses::{address, segment};
 use super::device::Mark;

@@ -17,12 +17,13 @@ use std::sync::Arc;
 pub(super) struct Pool {
     /// True if this pool was removed from the table of all programs. It then contains no executable graphs.
     pub is_evicted: bool,
-    /// True if the driver failed to build the program's graph. The failure was logged, and the program runs on streams instead.
+    /// True if the driver failed to build a graph from the program (list of copy operations). The failure was logged, and the program runs
+    /// on streams instead.
     pub refused: bool,
     /// Number of times that the addresses of any graph in this pool were changed since the last graph was instantiated.
     pub repoints: u32,
-    /// Number of the program's last launch. Launches of all programs are numbered consecutively, so the smallest number denotes the least
-    /// recently launched program.
+    /// Number of the last launch of the program (list of copy operations). Launches of all programs are numbered consecutively, so the
+    /// least recently launched program has the smallest number.
     pub launched: u64,
     pub execs: SmallVec<[Exec; 2]>,
     pub program: Arc<Program>,
@@ -54,7 +55,7 @@ pub(super) struct Exec {
     /// Handle of the graph from which the executable graph was instantiated (`CUgraph`). Its node handles identify the nodes of the
     /// executable graph.
     pub graph: usize,
-    /// Node handles (`CUgraphNode`) in the order of the program, one for each [`NodeWork`](super::nodes::NodeWork).
+    /// Node handles (`CUgraphNode`) in the order of the program's operations, one for each [`NodeWork`](super::nodes::NodeWork).
     pub nodes: Vec<usize>,
     /// GPU of each lane (sequence of operations), and a boolean. The boolean is true if the lane's fused operations are kernel nodes, and
     /// false if they are copy nodes.

@@ -27,13 +27,13 @@ use cudarc::driver::sys::{self, CUpointer_attribute};
 use rustix::fd::OwnedFd;
 use std::ffi::{c_uint, c_void};
 
-/// Number by which an exported description denotes sharing by a memory file (`memfd`).
+/// Code in the description of exported memory for memory that is shared as a memory file (`memfd`).
 pub(super) const MEMORY_FILE: u32 = 1;
-/// Number by which an exported description denotes sharing by CUDA IPC.
+/// Code in the description of exported memory for memory that is shared by CUDA IPC.
 pub(super) const IPC: u32 = 2;
-/// Number by which an exported description denotes sharing by a file descriptor of memory of the virtual memory API.
+/// Code in the description of exported memory for memory of the virtual memory API that is shared by a file descriptor of its own.
 pub(super) const DESCRIPTOR: u32 = 3;
-/// Number by which an exported description denotes sharing by a file descriptor of the pool that contains the memory.
+/// Code in the description of exported memory for memory of a pool that is shared by the pool's file descriptor.
 pub(super) const POOL: u32 = 4;
 
 /// Method by which an allocation known to the driver can be shared with other processes.

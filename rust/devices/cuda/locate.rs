@@ -123,7 +123,7 @@ impl Core {
         self.sharing.locate(address).is_some() || self.memory.contains(address)
     }
 
-    /// True if kernels of `gpu` can read and write this range. `known` contains the range's attributes.
+    /// True if kernels of `gpu` can read and write the `bytes` bytes at `address`. `known` contains the attributes of this memory.
     pub fn kernel_reaches(&self, gpu: usize, address: u64, bytes: u64, known: &Attributes) -> Result<bool, BackendError> {
         if let Some(opened) = self.sharing.opened_for(&self.gpus, gpu, address) {
             return Ok(opened.is_some());
@@ -148,9 +148,10 @@ impl Core {
         }
     }
 
-    /// True if a copy that `gpu` makes may read and write this range. This includes memory that kernels of `gpu` cannot access, because the
-    /// driver copies such memory through a staging buffer. False for memory of pools and of the virtual memory API to which `gpu` has no
-    /// access. Also false for memory of another process that is shared by CUDA IPC and cannot be opened through `gpu`.
+    /// True if a copy that `gpu` makes may read and write the `bytes` bytes at `address`. The result is also true for memory that kernels
+    /// of `gpu` cannot access, because the driver copies such memory through a staging buffer. False for memory of pools and of the virtual
+    /// memory API to which `gpu` has no access. Also false for memory of another process that is shared by CUDA IPC and cannot be opened
+    /// through `gpu`.
     pub fn copies_reach(&self, gpu: usize, address: u64, bytes: u64, known: &Attributes) -> Result<bool, BackendError> {
         let is_staged = || self.sharing.opened_for(&self.gpus, gpu, address).is_none() && (!known.is_device() || known.plain != 0);
         Ok(self.kernel_reaches(gpu, address, bytes, known)? || is_staged())

@@ -1,4 +1,5 @@
-//! Derives the nodes of a CUDA graph from a program: the work of each node, its predecessors, and its parameters for the driver.
+//! Derives the nodes of a CUDA graph from a program (list of copy operations): the work of each node, its predecessors, and its parameters
+//! for the driver.
 
 use super::addresses::{address, segment};
 use super::device::Primary;
@@ -22,7 +23,7 @@ pub(super) struct GraphLane<'a> {
     pub kernel: Option<Copier<'a>>,
 }
 
-/// Work of one graph node: a single copy, or one kernel launch that copies several segments.
+/// Work of one node of a CUDA graph: a single copy, or one kernel launch that copies several segments.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum NodeWork<'a> {
     Copy(&'a Copy),

@@ -34,7 +34,7 @@ use std::time::Instant;
 
 /// Job of the copy threads: the copies that they make for one execution.
 pub(super) trait PoolJob: Debug + Send + Sync + 'static {
-    /// State that each thread of the pool keeps between two steps.
+    /// State that each thread of the pool keeps between two steps (copies).
     type Worker: Default;
     /// Returns the unique number of the stream in which the job's execution was submitted. Returns `None` if the stream has no number.
     fn stream(&self) -> Option<u64>;
@@ -62,7 +62,7 @@ const SPIN: Duration = Duration::from_micros(10);
 /// Minimum and maximum pause of a polling thread between two polls. For comparison, a copy of the largest chunk takes about 80 us.
 #[cfg(not(shuttle))]
 const PAUSES: [Duration; 2] = [Duration::from_micros(15), Duration::from_millis(1)];
-/// Ratio of the time for which no step has been ready to the polling thread's pause.
+/// Divisor that yields the polling thread's pause: the time for which no step has been ready is divided by this number.
 #[cfg(not(shuttle))]
 const PAUSE_PART: u32 = 16;
 
@@ -89,7 +89,7 @@ struct PoolState<J: PoolJob> {
     /// Number of steps of all jobs that no thread has started.
     untaken: usize,
     asleep: usize,
-    /// Number of jobs whose steps are done but whose streams have not passed the job's execution yet.
+    /// Number of jobs whose steps are all done, but whose stream has not passed the job's execution yet.
     ending: usize,
     /// Number of threads that wait in [`CopyPool::wait`] for the end of a job.
     waiting: usize,
@@ -128,7 +128,7 @@ struct Taken<J: PoolJob> {
     job: Arc<J>,
     lane: usize,
     step: u32,
-    /// True if this is the job's first step that a thread runs. Other steps may have become ready together with it.
+    /// True if no thread has run a step of the job before this one. Other steps may have become ready together with it.
     is_first: bool,
 }
 
@@ -263,7 +263,8 @@ impl<J: PoolJob> PoolState<J> {
     }
 
     /// Tries to give exclusive use of its byte ranges to the job with the index `at`, whose stream has reached it. Returns true if the job
-    /// has the ranges. Returns false if another job that has begun uses one of them, or if an older job waits for one (`wanted`).
+    /// has the ranges. Returns false if another job that has begun uses one of these ranges, or if an older job waits for one. `wanted`
+    /// contains the ranges for which older jobs wait.
     fn hold(&mut self, at: usize, wanted: &[Range<u64>]) -> bool {
         if self.entries[at].holds {
             return true;
@@ -300,7 +301,7 @@ impl<J: PoolJob> PoolState<J> {
         self.ending += usize::from(entry.left == 0);
     }
 
-    /// Removes the jobs whose steps are done and whose streams have passed the job's execution.
+    /// Removes each job whose steps are all done and whose stream has passed the job's execution.
     fn remove_ended(&mut self) {
         let mut at = 0;
         while self.ending > 0 && at < self.entries.len() {

@@ -24,9 +24,9 @@ impl Core {
     }
 
     /// Returns the GPU that runs a lane (sequence of operations) planned for `gpu`. Usually this is `gpu` itself. If `gpu` cannot access
-    /// some memory of the plan, it is a GPU that owns memory of the plan and can access all memory of the plan, if there is one. This
-    /// happens with memory of pools and of the virtual memory API. Only its owner can access such memory until the program grants access to
-    /// other GPUs, and the owner can usually access the memory of other GPUs as well.
+    /// some memory of the plan, the lane runs on a GPU that owns memory of the plan and can access all memory of the plan, if such a GPU
+    /// exists. Memory of pools and of the virtual memory API may be inaccessible to `gpu`, because at first only its owner can access it,
+    /// until the application grants access to other GPUs. The owner can usually access the memory of other GPUs as well.
     pub fn reaching(&self, execution: &Execution<'_>, gpu: usize, kept: &PlanState) -> Result<usize, BackendError> {
         if self.is_reached(execution, gpu, kept)? {
             return Ok(gpu);
@@ -132,8 +132,8 @@ impl Core {
     }
 
     /// Returns the GPU that makes one copy of a lane (sequence of operations) planned for `gpu`. This is `gpu` itself if it may access both
-    /// the source and the destination. Otherwise, it is the GPU that owns one of them, if it may access the other. Returns an error if
-    /// there is no such GPU.
+    /// the source and the destination. Otherwise, it is the GPU that owns the source, or else the GPU that owns the destination, if that
+    /// GPU may access both. Returns an error if there is no such GPU.
     pub fn able_to_copy(&self, gpu: usize, Segment { dst, src, bytes }: Segment) -> Result<usize, BackendError> {
         let ends = [(src, self.gpus.attributes(src)?), (dst, self.gpus.attributes(dst)?)];
         let owners = ends.iter().filter_map(|(_, known)| known.gpu()).filter(|owner| *owner < self.gpus.devices.len());

@@ -38,7 +38,7 @@ pub(super) struct Sharing {
     pub failed_waits: FailedWaits,
 }
 
-/// Entry of the table: an allocation whose pages this backend manages.
+/// Entry of the table of shared memory: an allocation whose pages this backend manages.
 #[derive(Debug)]
 pub(super) struct MappedImport {
     pub allocation: Allocation,
@@ -327,8 +327,8 @@ impl Sharing {
         }
     }
 
-    /// Sets the counters of failed waits again, if another process has lowered them since. This includes captured waits. Returns true if
-    /// there is any failed wait.
+    /// Sets the counters of failed waits again, including captured waits, if another process has lowered these counters since. Returns true
+    /// if there is any failed wait.
     pub fn fail_waits_again(&self) -> bool {
         let waits = lock(&self.waits);
         for &wanted in &waits.failed {

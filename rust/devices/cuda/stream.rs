@@ -1,4 +1,5 @@
-//! Executes a program on streams. Each lane (sequence of operations) of the program runs in one stream, and events order the streams.
+//! Executes a program (list of copy operations) on streams. Each lane (sequence of operations) of the program runs in one stream, and
+//! events order the streams.
 //!
 //! The caller's stream runs the first lane on its GPU. A program with one lane on this GPU therefore needs no event: a plain copy is one
 //! call of the driver, and a second call records its end if requested. Other lanes run in internal streams. These wait for the caller's
@@ -158,11 +159,11 @@ impl Core {
     /// Enqueues the operations of an execution. The module `lanes` determines the order and the events.
     ///
     /// If `in_context` is true, each operation is enqueued while the context of its lane's GPU is current. Captures need this, because each
-    /// node of a graph belongs to a context. It is also needed if the caller's GPU cannot access all memory of the plan. The driver checks
-    /// the addresses of a copy against the current context, not against the stream's context (NVIDIA/cccl, pull requests 9615 and 9997).
-    /// Otherwise, the context of the caller's GPU stays current. Copies, event records and waits may be enqueued in a stream while any
-    /// context is current (CUDA C++ Programming Guide, "Stream and Event Behavior"). Kernels and batched copies make their own context
-    /// current.
+    /// node of a graph belongs to a context. The context of the lane's GPU is also needed if the caller's GPU cannot access all memory of
+    /// the plan. The driver checks the addresses of a copy against the current context, not against the stream's context (NVIDIA/cccl, pull
+    /// requests 9615 and 9997). Otherwise, the context of the caller's GPU stays current. Copies, event records and waits may be enqueued
+    /// in a stream while any context is current (CUDA C++ Programming Guide, "Stream and Event Behavior"). Kernels and batched copies make
+    /// their own context current.
     fn enqueue_ops(
         &self,
         execution: &Execution<'_>,

@@ -1,12 +1,12 @@
 //! Measures the start and end times of the operations of one execution by events with timestamps.
 //!
 //! The driver can compare only events of the same GPU (`cuEventElapsedTime`). The clock of every other GPU is therefore aligned with the
-//! clock of the caller's GPU by an exchange of three timestamps. The caller's stream records the first timestamp. The other GPU waits for
-//! it and records the second one. The caller's stream waits for that and records the third one. The second timestamp is assumed to lie half
-//! way between the other two, and half of their distance bounds the error. The exchange follows the last operation, when everything has
-//! been issued and the copies are running or finished. On a busy GPU, the exchange takes the 4.5 us of the events themselves (H200,
-//! hardware readings), which bounds the error to 2.3 us. The drift between the clocks of GPUs, parts per million, is negligible here. A
-//! timestamp itself is accurate to half a microsecond (the driver's manual, `cuEventElapsedTime`).
+//! clock of the caller's GPU by an exchange of three timestamps. The caller's stream records the first timestamp. A stream of the other GPU
+//! waits for the first timestamp and records the second one. The caller's stream waits for the second timestamp and records the third one.
+//! The second timestamp is assumed to lie half way between the first and the third, so the error is at most half of their distance. The
+//! exchange takes place after the last operation was enqueued, when the copies are running or finished. On a busy GPU, the exchange takes
+//! the 4.5 us of the events themselves (H200, hardware readings), which bounds the error to 2.3 us. The drift between the clocks of GPUs,
+//! parts per million, is negligible here. A timestamp itself is accurate to half a microsecond (the driver's manual, `cuEventElapsedTime`).
 
 use super::driver::{CUevent, OutsideCapture, call, handle};
 use super::owner::Owner;
@@ -29,7 +29,7 @@ pub(super) struct Timing {
     /// Index of each operation, with the timestamps before and after the operation, in the order of enqueueing.
     ops: Vec<(usize, Stamp, Stamp)>,
     clocks: Vec<Clock>,
-    /// All events that were created for this execution.
+    /// All events that were created for the timestamps of this execution.
     made: Vec<Stamp>,
 }
 

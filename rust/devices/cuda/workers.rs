@@ -1,5 +1,5 @@
-//! Copies between pageable host memory and slots of pinned staging memory by threads ([`Mechanism::Thread`]), at the same time as copy
-//! engines work.
+//! Makes copies between pageable host memory and slots of pinned staging memory by threads ([`Mechanism::Thread`]), while copy engines make
+//! other copies.
 //!
 //! All work is enqueued when an execution is submitted, without waiting. Streams and threads notify each other by words in pinned memory,
 //! one word for each operation. If a stream needs the result of a thread's copy, a stream operation waits for the word of that copy. If a
@@ -28,7 +28,7 @@ use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Program that is divided into operations for streams and copies for threads.
+/// Program (list of copy operations) that is divided into operations for streams and copies for threads.
 #[derive(Debug)]
 pub(super) struct Divided {
     /// The undivided program. It is kept alive, so that no other program gets the same address.
@@ -347,8 +347,8 @@ impl PoolJob for Job {
     }
 }
 
-/// Minimum number of bytes of a job for which the ranges of private memory are read. For smaller jobs, reading them takes longer than it
-/// saves, because a process with a GPU has thousands of address ranges.
+/// Minimum number of bytes of a job for which the process's ranges of private memory are read. For smaller jobs, reading these ranges takes
+/// longer than it saves, because a process with a GPU has thousands of address ranges.
 const LITTLE_BYTES: u64 = 32 << 20;
 
 /// Copy threads of a backend, and the synchronisation words of their jobs.

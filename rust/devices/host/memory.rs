@@ -22,7 +22,8 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// any time.
 const REGISTERED: u64 = 1 << 62;
 
-/// Number by which an exported description denotes sharing by a memory file (`memfd`). This backend has no other form of sharing.
+/// Code in the description of exported memory for memory that is shared as a memory file (`memfd`). This backend has no other form of
+/// sharing.
 const MEMORY_FILE: u32 = 1;
 
 /// Table of the memory that this backend has allocated, mapped or registered, by first address. Dropping the table frees the allocated

@@ -16,8 +16,8 @@ fn rest(_: u32) {
 }
 
 /// Maximum number of steps that a thread runs back to back without putting them into the queue. Each of these steps is made ready by the
-/// step before it. This saves the queue's lock and a wake-up for every step of a chain. Without a maximum, a chain to which a caller keeps
-/// appending would starve other streams.
+/// step before it. Not using the queue saves an acquisition of its lock and a wake-up for every step of a chain. Without a maximum, a chain
+/// to which a caller keeps appending would starve other streams.
 ///
 /// Under the model checker, the maximum is lower, so that the short chains of the tests exceed it.
 const STEPS_IN_A_ROW: u32 = if cfg!(shuttle) { 2 } else { 64 };

@@ -22,9 +22,9 @@ use std::sync::{Arc, OnceLock};
 pub(super) enum HostWork {
     /// No work. The node only orders other nodes.
     Join,
-    /// Call of a host function. The function is removed from this field when it is called.
+    /// Call of a host function. The function is removed from the option when it is called.
     Function(Mutex<Option<HostFunction>>),
-    /// Execution of a program in a stream.
+    /// Execution of a program (list of copy operations) in a stream.
     Run(Box<Run>),
     /// Arrival of a stream at an execution that uses staging rings. The execution, which is the given node, starts when it may use these
     /// byte ranges.
@@ -58,7 +58,7 @@ pub(super) struct Wait {
     pub(super) failed_waits: Arc<FailedWaits>,
 }
 
-/// Execution of a program in a stream.
+/// Execution of a program (list of copy operations) in a stream.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) program: Arc<Program>,

@@ -100,7 +100,7 @@ pub(super) struct Buffers {
 /// Bounce buffers of all sends or of all receives.
 #[derive(Default)]
 struct Bounces {
-    /// Bounce buffers that no message uses at present. The most recently used buffer is the last one.
+    /// Bounce buffers that no message uses at present, sorted by the time of their last use. The most recently used buffer comes last.
     free: Vec<Bounce>,
     /// Total size in bytes of all bounce buffers of this kind, used or unused.
     bytes: u64,

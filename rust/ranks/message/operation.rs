@@ -113,7 +113,7 @@ impl OperationOutcome {
         OperationOutcome { result, envelope: has_met.then_some(envelope) }
     }
 
-    /// Returns the outcome of an operation whose messenger was destroyed.
+    /// Returns the error outcome of an operation whose messenger was destroyed.
     fn ended() -> OperationOutcome {
         OperationOutcome { result: Err(BackendError::Cancelled("the messenger of this operation was destroyed".into())), envelope: None }
     }
@@ -150,7 +150,7 @@ impl Operation {
     }
 
     /// Polls the operation's flags until one of them is set, for at most about a microsecond. Callers poll before they yield the core,
-    /// because a yield takes longer than this if other threads want the core.
+    /// because a yield takes longer than such a poll if other threads want the core.
     fn watch(&self) {
         const LOOKS: u32 = 32;
         if !has_cores() || self.outcome.get().is_some() {
