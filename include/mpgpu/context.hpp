@@ -77,8 +77,7 @@ struct probe_options {
     /// directory is used. Contexts that are created later on the same GPUs find that file, and the tuning file next to
     /// it, automatically.
     std::string file;
-    /// True if the measurements are written to the topology file `file`, so that contexts that are created later use
-    /// them.
+    /// True if the measurements are written to the topology file `file`.
     bool keep = true;
     /// True for fewer and shorter measurements without tuning.
     bool quick = false;

@@ -60,7 +60,7 @@ def host(domain: int = 0) -> int:
 
 
 class Context(_library.Owner):
-    """Context: the library's state for one process: topology, backend, plan cache, staging memory and streams.
+    """Context: the library's state for one process. It contains the topology, backend, plan cache, staging memory and streams.
 
     A process may create several contexts; they share no state. Any thread may use a context. A context exists as long as any object that
     was created with it. Releasing the last of these objects blocks until all work that is enqueued in the context has finished. A child of
@@ -72,7 +72,7 @@ class Context(_library.Owner):
         topology: name of a built-in preset, or path of a topology file. ``None`` selects the value of ``MPGPU_TOPOLOGY`` and, if that is
             not set, the detected topology.
         staging_bytes: maximum size of the staging memory on each device, bytes.
-        cache_plans: maximum number of plans in the plan cache. Planning a cached request again takes only a look-up.
+        cache_plans: maximum number of plans in the plan cache. Planning the same copies again takes only a look-up.
         signal_wait: ``"operation"`` or ``"kernel"``, the method by which streams wait for other ranks (docs/reference/waiting.md).
         host_threads: maximum number of CPU threads that copy between pageable and pinned host memory. With 0 the driver copies pageable
             memory.
@@ -173,11 +173,12 @@ class Context(_library.Owner):
 
     def probe(self, file: str | os.PathLike[str] | None = None, *, keep: bool | None = None, quick: bool | None = None) -> str:
         """Probes (measures) the machine and returns the resulting topology file as TOML text. Blocks for seconds and uses all links and
-        devices. The context keeps its current topology. Contexts that are created later use the stored result.
+        devices. The context keeps its current topology. Contexts that are created later use the new topology if it is written to
+        the default file.
 
         Args:
-            file: path of the file for the result. ``None`` selects a file in the user's cache directory, where contexts find it.
-            keep: ``True`` to write the file.
+            file: path of the topology file to write. ``None`` selects a file in the user's cache directory, where contexts find it.
+            keep: ``True`` to write the topology to the file.
             quick: ``True`` for fewer and shorter measurements without tuning.
         """
         options = sized("mp_probe_options_t *")

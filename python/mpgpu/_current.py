@@ -19,7 +19,7 @@ LAST_HANDLE = 2**64 - 1
 
 
 class Current:
-    """The stream that is current in a framework on one device. It is looked up at each use."""
+    """Current stream of a framework on one device. The stream is looked up at each use."""
 
     __slots__ = ("_device_now", "_handle_now", "_on", "device", "is_known", "key")
 
@@ -68,7 +68,7 @@ class Current:
 
     @staticmethod
     def fixed(handle: int, device: int | None = None) -> Current:
-        """Returns an object for a stream that does not change: the one that the producer of an array has specified."""
+        """Returns an object for a fixed stream, which the producer of an array has specified."""
         return Current((handle, device), device, lambda: handle, None, None)
 
     def handle(self) -> int:

@@ -22,9 +22,11 @@ from ._safetensors import Entry, open_file, read_header
 from ._torch_devices import TorchDevice, torch_device
 from .errors import ArgumentError
 
-# Sizes in bytes: of a batch, of a batch if the file cannot be mapped, and of a block that is read ahead.
+# Maximum number of bytes of a mapped file that are copied in one batch.
 _BATCH = 4 << 30
+# Maximum number of bytes that are read and copied in one batch if the file cannot be mapped.
 _READ_BATCH = 256 << 20
+# Number of bytes that the system reads ahead at a time.
 _AHEAD = 64 << 20
 
 # Names of element types in torch, by their names in the safetensors format.
@@ -130,7 +132,7 @@ class _Contents:
 
     @property
     def batch(self) -> int:
-        """Size of a batch, bytes."""
+        """Maximum number of bytes of the file that are copied to the devices in one batch."""
         return _BATCH if self._pages is not None else _READ_BATCH
 
     def range(self, begin: int, end: int) -> tuple[Memory, int]:
@@ -169,7 +171,7 @@ def _fill(wanted: list[tuple[Any, Entry]], contents: _Contents, context: Context
 
 
 def _batches(wanted: list[tuple[Any, Entry]], most: int) -> Iterator[list[tuple[Any, Entry]]]:
-    """Yields the tensors in groups. Each group spans at most ``most`` bytes of the file, or consists of one tensor."""
+    """Yields the tensors in batches. Each batch spans at most ``most`` bytes of the file, or consists of one tensor."""
     batch: list[tuple[Any, Entry]] = []
     for each in wanted:
         if batch and each[1].end - batch[0][1].begin > most:
@@ -182,7 +184,9 @@ def _batches(wanted: list[tuple[Any, Entry]], most: int) -> Iterator[list[tuple[
 
 @contextlib.contextmanager
 def _reading_ahead(file: int) -> Iterator[None]:
-    """Returns a context manager during which the system reads a file ahead. It takes no time if the file is already in memory."""
+    """Returns a context manager. While it is entered, the system reads the file ahead into memory. Reading takes no time if the file is
+    already in memory.
+    """
     ended = threading.Event()
 
     def ahead() -> None:

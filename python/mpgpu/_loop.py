@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Time in seconds for which a task itself polls for its message, and time for which the loop polls after any message has arrived.
 _IN_PLACE = 50e-6
 _BY_THE_LOOP = 200e-6
-# Maximum time in seconds for which tasks whose messages arrive immediately may delay other tasks of the loop.
+# Maximum time in seconds by which tasks whose messages arrive immediately may delay other tasks of the loop.
 _TURN = 1e-3
 # Maximum number of messages to poll. Polling more of them takes longer than a callback.
 _MOST_LOOKED_AT = 16
@@ -107,8 +107,8 @@ def _told(waiting: _Waiting, message: Message) -> Generator[Any, None, None]:
 
 
 def awaited(message: Message) -> Generator[Any, None, None]:
-    """Returns when the message has ended. If the task is cancelled before that, the message is cancelled; if it has already matched, waits
-    until its data have arrived.
+    """Returns when the message has ended. If the task is cancelled before that, cancels the message and waits until the message has ended.
+    A message that has already matched is not cancelled; it ends when its data have arrived.
     """
     waiting = _here()
     try:
@@ -128,7 +128,7 @@ def awaited(message: Message) -> Generator[Any, None, None]:
         yield from _told(waiting, message)
     except asyncio.CancelledError:
         message.cancel()
-        # The data of the message are still being written to memory that the caller could reuse.
+        # If the message has matched, its data are still being written to memory that the caller could reuse.
         while not message._has_ended():
             with contextlib.suppress(asyncio.CancelledError):
                 yield from _told(waiting, message)
@@ -136,7 +136,8 @@ def awaited(message: Message) -> Generator[Any, None, None]:
 
 
 # --- Callbacks of the library -----------------------------------------------------------------------------------------------
-# Callbacks that the library has not made yet, by the number that it passes. It makes each of them once, even if the message fails.
+# Callbacks that the library has not made yet, by the number that it passes to the callback. The library makes each callback once, even if
+# the message fails.
 _owed: dict[int, tuple[weakref.ref[_Waiting], weakref.ref[Message]]] = {}
 _numbers = itertools.count(1)
 

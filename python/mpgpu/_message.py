@@ -253,8 +253,8 @@ class Messenger(_library.Owner):
 
     Args:
         node: the node of the ranks.
-        operations: maximum number of sends of one rank that are not yet received, and of its receives that have not ended. ``None`` selects
-            1024.
+        operations: maximum number of sends of one rank that are not yet received, and maximum number of receives of one rank that have not
+            ended. ``None`` selects 1024.
         messages: maximum number of messages of one rank that wait for receives of one other rank. ``None`` selects 4096.
 
     Raises:
@@ -325,8 +325,8 @@ class Messenger(_library.Owner):
             x: writable memory, at least as large as the message.
             rank: the sending rank, or ``ANY`` for any rank.
             tag: the tag, or ``ANY`` for any tag.
-            stream: the stream that orders the receive: ``x`` is written after its earlier work. ``None`` has the same meaning as for
-                :meth:`send`.
+            stream: the stream that orders the receive: ``x`` is written after earlier work in this stream. ``None`` has the same meaning as
+                for :meth:`send`.
             mask: the bits of the tag that must be equal.
 
         Raises:
@@ -452,8 +452,8 @@ class Channel(_library.Owner):
         await channel.send(x)
         await channel.receive(y)                  # or .synchronize() instead of await
 
-    The first channel that a rank creates to another rank is connected to the first channel that the other rank creates to it, the second
-    to the second, and so on. A channel of a rank to itself receives the messages that it sends.
+    The first channel that a rank creates to another rank is connected to the first channel that the other rank creates to it, the second to
+    the second, and so on. If ``rank`` is the calling rank, the channel receives the messages that it sends.
 
     Args:
         messenger: the messenger that sends the messages. If it is a :class:`Node`, the node's own messenger is used. All ranks create that

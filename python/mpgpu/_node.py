@@ -265,7 +265,7 @@ class Node(_library.Owner):
         host_chunks: int | None = None,
     ) -> NodePlan:
         """Plans the transfers that are described by send and receive descriptors. Use descriptors if the ranks do not know the positions of
-        the data in each other's memory, as with MPI. Otherwise like :meth:`plan`.
+        the data in each other's memory, as with MPI. In all other respects this method is the same as :meth:`plan`.
 
         Args:
             halves: send and receive descriptors from :func:`send_to` and :func:`receive_from`. Sends match receives by source, destination

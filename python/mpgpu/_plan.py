@@ -56,7 +56,7 @@ Pair = tuple[Array, Array]
 
 
 class PlanInfo(NamedTuple):
-    """Properties of a plan. Sizes are in bytes and times in seconds. Times are predicted by the performance model unless stated otherwise.
+    """Properties of a plan. Sizes are in bytes. Times are in seconds and are predicted by the performance model unless stated otherwise.
     ``mp_plan_info_t`` in mpgpu.h describes the fields.
     """
 
@@ -82,7 +82,7 @@ class Request(_library.Owner):
     """Request: an execution of a plan that the program can wait for.
 
     Keeps the plan alive, and therefore all memory that the execution needs. If the request is dropped before the execution has finished,
-    mpgpu keeps them until then. Dropping it does not block. May be used from any thread.
+    mpgpu keeps the plan and the memory alive until then. Dropping a request does not block. May be used from any thread.
     """
 
     __slots__ = ("__weakref__", "_asked", "_error", "_held", "_lock", "_request")
@@ -125,7 +125,7 @@ class Request(_library.Owner):
             return True
         acquired: list[bool] = []
         try:
-            # `map` is used for the reason given in `_ask`. If another thread waits for the execution, it holds the lock.
+            # `map` is used for the reason given in `_ask`. If another thread waits for the execution, that thread holds the lock.
             acquired.extend(map(self._lock.acquire, _AT_ONCE))
             return acquired[0] and (self._held is None or self._ask())
         finally:
@@ -574,7 +574,7 @@ def copy(dst: Array, src: Array, stream: StreamLike | None = None, *, context: C
 
 
 def copy_planned(plan: Plan, stream: StreamLike | None) -> Request:
-    """Executes a plan that is used once. Blocks until the execution has finished, unless it is ordered by a stream of the caller."""
+    """Executes a plan that is used once. Blocks until the execution has finished, unless a stream of the caller orders the execution."""
     request = plan.execute(stream)
     if stream is None and not (plan._is_on_gpus and plan._currents and plan._currents[-1].is_known):
         request.synchronize()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Trees of tensors: a tensor, or a dict, list or tuple of trees. Numbers, strings and other values without memory stay unchanged."""
+"""Functions that iterate over trees of tensors and copy trees. A tree is a tensor, or a dict, list or tuple of trees. Leaves that are not
+tensors, such as numbers and strings, are passed through to the copy.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@
 
     weights = mpgpu.torch.load("model.safetensors", "cuda:0")   # from the file; each byte is read once
 
-A *tree* is a tensor, or a dict, list or tuple of trees. Numbers, strings and other values in it stay unchanged.
+A *tree* is a tensor, or a dict, list or tuple of trees. Functions that return a tree pass through leaves that are not tensors, such as
+numbers and strings.
 
 Objects that may contain tensors but are not trees are rejected with an error that states the remedy: a module (pass ``x.state_dict()``), an
 iterator or a view of a dict (``list(x)``), a NumPy array (``torch.as_tensor(x)``), and tensors without memory of their own (sparse, nested,
