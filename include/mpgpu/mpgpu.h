@@ -60,8 +60,8 @@
 /// Stream: a queue whose work runs in order. The type is the same as `cudaStream_t`. NULL is the default stream.
 typedef struct CUstream_st *mp_stream_t;
 
-/// Event: a point in a stream for which other streams can wait. The C type is that of `cudaEvent_t`, and functions of
-/// this library that take an event also accept a `cudaEvent_t`.
+/// Event: a point in a stream for which other streams can wait. The C type is that of `cudaEvent_t`. Functions of this
+/// library that record an event or wait for one also accept a `cudaEvent_t`.
 typedef struct CUevent_st *mp_event_t;
 
 /// Context: the library's state for one process: backend, topology, plan cache, streams and memory. The handle is a
@@ -85,7 +85,7 @@ typedef struct mp_messenger_s *mp_messenger_t;
 #define MP_ANY_RANK (-2147483647)
 
 /// Rank number that represents rank 0 of an MPI communicator if that rank is on another node. `MP_RANK_ELSEWHERE(rank)`
-/// is the number that represents any other rank.
+/// gives the number for any other rank.
 #define MP_FIRST_ELSEWHERE (-1073741824)
 
 /// Rank number that represents rank `rank` of an MPI communicator if that rank is on another node. Every function that
@@ -544,7 +544,7 @@ typedef int (*mp_allgather_t)(void *user, const void *send, void *receive, size_
 typedef struct {
     /// Size of this struct, bytes. `MP_NODE_OPTIONS_INIT` sets it.
     size_t size;
-    /// GPUs that this rank uses, in the numbering of its context. NULL selects all GPUs that are visible to the rank.
+    /// GPUs that this rank uses, as device numbers of its context. NULL selects all GPUs that are visible to the rank.
     /// GPUs that are visible to several ranks are then divided evenly among these ranks.
     const int32_t *devices;
     /// Number of elements of `devices`. 0 if `devices` is NULL.
@@ -553,8 +553,8 @@ typedef struct {
     /// pass the same path, in a directory to which all of them can write. They wait up to one minute for each other.
     /// NULL if an allgather function is passed.
     const char *socket;
-    /// Reason why this rank cannot join the node. NULL if it can join. If it is set, the call fails on all ranks, the
-    /// other ranks receive the reason, and the context of this rank may be NULL.
+    /// Reason why this rank cannot join the node. NULL if the rank can join. If a reason is set, `mp_node_create` fails
+    /// on all ranks, the other ranks receive the reason, and the context of this rank may be NULL.
     const char *failure;
 } mp_node_options_t;
 
@@ -664,8 +664,8 @@ typedef struct {
     ///
     /// Include `MP_AGENT_PRODUCER` only if the producers write to the address from `mp_trigger_t::step`. Include
     /// `MP_AGENT_AUTO` only if `arrivals` is off. The measurement of `MP_AGENT_AUTO` starts with 48 untimed executions,
-    /// in which the library chooses a method. It lets the producers store at the destination only if the mask also
-    /// contains `MP_AGENT_PRODUCER`.
+    /// in which the library chooses a method. The library lets the producers store at the destination only if the mask
+    /// also contains `MP_AGENT_PRODUCER`.
     uint32_t agents;
     /// Number of timed executions of each candidate (combination of an agent and a number of partitions), at most 1000.
     /// 0 selects 7.
@@ -749,8 +749,9 @@ mp_status_t mp_last_error_info(mp_error_info_t *info);
 ///   the records instead.
 mp_status_t mp_log_set_callback(mp_log_level_t max_level, mp_log_callback_t callback, void *user);
 
-/// Creates a context: chooses the backend, reads the topology, and reads the environment variables. Call
-/// `mp_context_create` instead, which passes the version of the header with which the program was compiled.
+/// Creates a context: chooses the backend, reads the topology, and reads the environment variables. `header_version` is
+/// the `MP_VERSION` of the header with which the program was compiled. Programs call `mp_context_create` instead, which
+/// passes this version.
 ///
 /// NULL `options` selects all defaults. The caller owns `*context` and destroys it with `mp_context_destroy`. A process
 /// may create several contexts; they share no state. Threads that the library starts block all POSIX signals, except
@@ -1072,8 +1073,9 @@ mp_status_t mp_plan_get_info(mp_plan_t plan, mp_plan_info_t *info);
 /// creates internal streams and events. It may take milliseconds, and may block until work on the GPUs has finished.
 /// Other processes need not call it. While `stream` is being captured, no graph is instantiated.
 ///
-/// Call it before a time loop, once for each plan and stream. The context keeps graphs only for the most recently
-/// executed plans (`mp_context_options_t::cache_graphs`). May be called from any thread, but not from a host function.
+/// Call this function before a time loop, once for each plan and stream. The context keeps graphs only for the most
+/// recently executed plans (`mp_context_options_t::cache_graphs`). May be called from any thread, but not from a host
+/// function.
 ///
 /// Errors: the errors of `mp_execute`.
 mp_status_t mp_plan_prepare(mp_plan_t plan, mp_stream_t stream);
@@ -1386,15 +1388,16 @@ mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 /// these waits have ended.
 ///
 /// If a process that has mapped the memory of a counter exits without closing it, the waits for counters in this memory
-/// that have not reached their values are abandoned. Later work in the stream, and work in other streams that is
-/// ordered after it, then runs with stale data. This error (`MP_ERROR_PEER_GONE`) is reported as follows:
-/// - The next `mp_stream_synchronize` returns it once, after the work has finished. This applies to a stream that waits
-///   in this memory, and to a stream that has waited for such a stream by `mp_stream_wait_event`.
-/// - `mp_wait`, `mp_test` and `mp_event_synchronize` return it for work that was enqueued before its stream reported
-///   the error.
-/// - Streams that are ordered by CUDA's own events do not report it, because the library does not know this order.
-/// - If the abandoned wait was captured in a graph, every stream reports it, because the library does not know the
-///   stream in which the graph was launched.
+/// that are below their values are abandoned. Later work in the stream, and work in other streams that is ordered after
+/// it, then runs with stale data. The error `MP_ERROR_PEER_GONE` reports abandoned waits as follows:
+/// - The next `mp_stream_synchronize` returns the error once, after the work has finished. This applies to a stream
+///   whose wait was abandoned, and to a stream that has waited for such a stream by `mp_stream_wait_event`.
+/// - `mp_wait`, `mp_test` and `mp_event_synchronize` return the error for work that was enqueued before the stream of
+///   this work reported the error.
+/// - Streams that are ordered by CUDA's own events do not report the error, because the library does not know this
+///   order.
+/// - If the abandoned wait was captured in a graph, every stream reports the error, because the library does not know
+///   the stream in which the graph was launched.
 /// - Later calls are rejected if they would wait for a counter in this memory that can no longer reach its value.
 ///
 /// Errors:

@@ -130,10 +130,10 @@ impl Stream {
         self.context.runtime.order_stream(handle, request.completion())
     }
 
-    /// Enqueues a call of `work` on a CPU thread, after all earlier work in this stream and before all later work. Does not block. If the
-    /// stream is being captured, the function is called at every launch of the graph.
+    /// Enqueues a call of the function `work` on a CPU thread, after all earlier work in this stream and before all later work. Does not
+    /// block. If the stream is being captured, `work` is called at every launch of the graph.
     ///
-    /// The function may block. It must not use this library, and must not drop the last handle of a buffer or plan.
+    /// `work` may block. It must not use this library, and must not drop the last handle of a buffer or plan.
     ///
     /// # Errors
     ///

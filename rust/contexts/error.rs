@@ -117,7 +117,7 @@ pub enum Error {
     /// The address was not returned by an import, or has already been closed as often as it was returned.
     #[error("{0:#x} was not imported by this context, or was closed already")]
     NotImported(u64),
-    /// The address of a signal is not the address of a counter to which a signal can be sent.
+    /// The address of a signal is not that of a counter that can be set or waited for.
     #[error("signal {index}: {counter:#x} {reason}")]
     BadSignal { index: usize, counter: u64, reason: &'static str },
     /// A counter did not reach the expected value in time.
@@ -150,7 +150,7 @@ pub enum Error {
     /// A queue is full and cannot accept another operation or message.
     #[error("{0}")]
     QueueFull(String),
-    /// The parts of a program that the ranks contribute are inconsistent with each other. Nothing was executed.
+    /// The operations of a node plan that the ranks would execute are inconsistent with each other. Nothing was executed.
     #[error("internal error: the operations of the ranks are inconsistent and were not executed: {0}")]
     InvalidParts(#[from] PartViolation),
     /// The machine's topology is invalid or could not be read.
@@ -165,7 +165,7 @@ pub enum Error {
     /// The backend reported an error.
     #[error("{0}")]
     Backend(#[from] BackendError),
-    /// An execution of a plan needs more staging memory than the plan's bound allows. Nothing was executed.
+    /// An execution of a plan needs more staging memory than the limit that was computed when the plan was created. Nothing was executed.
     #[error("internal error: a plan needs more than {bound} bytes of staging memory on {}", DeviceId(*device).in_words())]
     StagingBound { device: i32, bound: u64 },
     /// The planner made a program that the plan validator rejects. Nothing was executed.

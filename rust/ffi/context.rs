@@ -19,8 +19,9 @@ pub(super) fn find(context: mp_context_t) -> Result<Arc<Context>, Failure> {
     CONTEXTS.with(context.addr(), c"context", Arc::clone)
 }
 
-/// Creates a context: chooses the backend, reads the topology, and reads the environment variables. Call
-/// `mp_context_create` instead, which passes the version of the header with which the program was compiled.
+/// Creates a context: chooses the backend, reads the topology, and reads the environment variables. `header_version` is
+/// the `MP_VERSION` of the header with which the program was compiled. Programs call `mp_context_create` instead, which
+/// passes this version.
 ///
 /// NULL `options` selects all defaults. The caller owns `*context` and destroys it with `mp_context_destroy`. A process
 /// may create several contexts; they share no state. Threads that the library starts block all POSIX signals, except

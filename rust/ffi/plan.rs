@@ -224,8 +224,9 @@ pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_in
 /// creates internal streams and events. It may take milliseconds, and may block until work on the GPUs has finished.
 /// Other processes need not call it. While `stream` is being captured, no graph is instantiated.
 ///
-/// Call it before a time loop, once for each plan and stream. The context keeps graphs only for the most recently
-/// executed plans (`mp_context_options_t::cache_graphs`). May be called from any thread, but not from a host function.
+/// Call this function before a time loop, once for each plan and stream. The context keeps graphs only for the most
+/// recently executed plans (`mp_context_options_t::cache_graphs`). May be called from any thread, but not from a host
+/// function.
 ///
 /// Errors: the errors of `mp_execute`.
 #[unsafe(no_mangle)]

@@ -232,15 +232,16 @@ pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid
 /// these waits have ended.
 ///
 /// If a process that has mapped the memory of a counter exits without closing it, the waits for counters in this memory
-/// that have not reached their values are abandoned. Later work in the stream, and work in other streams that is
-/// ordered after it, then runs with stale data. This error (`MP_ERROR_PEER_GONE`) is reported as follows:
-/// - The next `mp_stream_synchronize` returns it once, after the work has finished. This applies to a stream that waits
-///   in this memory, and to a stream that has waited for such a stream by `mp_stream_wait_event`.
-/// - `mp_wait`, `mp_test` and `mp_event_synchronize` return it for work that was enqueued before its stream reported
-///   the error.
-/// - Streams that are ordered by CUDA's own events do not report it, because the library does not know this order.
-/// - If the abandoned wait was captured in a graph, every stream reports it, because the library does not know the
-///   stream in which the graph was launched.
+/// that are below their values are abandoned. Later work in the stream, and work in other streams that is ordered after
+/// it, then runs with stale data. The error `MP_ERROR_PEER_GONE` reports abandoned waits as follows:
+/// - The next `mp_stream_synchronize` returns the error once, after the work has finished. This applies to a stream
+///   whose wait was abandoned, and to a stream that has waited for such a stream by `mp_stream_wait_event`.
+/// - `mp_wait`, `mp_test` and `mp_event_synchronize` return the error for work that was enqueued before the stream of
+///   this work reported the error.
+/// - Streams that are ordered by CUDA's own events do not report the error, because the library does not know this
+///   order.
+/// - If the abandoned wait was captured in a graph, every stream reports the error, because the library does not know
+///   the stream in which the graph was launched.
 /// - Later calls are rejected if they would wait for a counter in this memory that can no longer reach its value.
 ///
 /// Errors:

@@ -220,8 +220,8 @@ pub struct mp_request {
 
 /// Stream: a queue whose work runs in order. The type is the same as `cudaStream_t`. NULL is the default stream.
 pub type mp_stream_t = *mut CUstream_st;
-/// Event: a point in a stream for which other streams can wait. The C type is that of `cudaEvent_t`, and functions of
-/// this library that take an event also accept a `cudaEvent_t`.
+/// Event: a point in a stream for which other streams can wait. The C type is that of `cudaEvent_t`. Functions of this
+/// library that record an event or wait for one also accept a `cudaEvent_t`.
 pub type mp_event_t = *mut CUevent_st;
 /// Context: the library's state for one process: backend, topology, plan cache, streams and memory. The handle is a
 /// number, not an address, so the library can detect destroyed contexts.
@@ -391,7 +391,7 @@ pub struct mp_node_transfer_t {
 pub struct mp_node_options_t {
     /// Size of this struct, bytes. `MP_NODE_OPTIONS_INIT` sets it.
     pub size: usize,
-    /// GPUs that this rank uses, in the numbering of its context. NULL selects all GPUs that are visible to the rank.
+    /// GPUs that this rank uses, as device numbers of its context. NULL selects all GPUs that are visible to the rank.
     /// GPUs that are visible to several ranks are then divided evenly among these ranks.
     pub devices: *const i32,
     /// Number of elements of `devices`. 0 if `devices` is NULL.
@@ -400,8 +400,8 @@ pub struct mp_node_options_t {
     /// pass the same path, in a directory to which all of them can write. They wait up to one minute for each other.
     /// NULL if an allgather function is passed.
     pub socket: *const c_char,
-    /// Reason why this rank cannot join the node. NULL if it can join. If it is set, the call fails on all ranks, the
-    /// other ranks receive the reason, and the context of this rank may be NULL.
+    /// Reason why this rank cannot join the node. NULL if the rank can join. If a reason is set, `mp_node_create` fails
+    /// on all ranks, the other ranks receive the reason, and the context of this rank may be NULL.
     pub failure: *const c_char,
 }
 
@@ -542,8 +542,8 @@ pub struct mp_partition_tuning_t {
     ///
     /// Include `MP_AGENT_PRODUCER` only if the producers write to the address from `mp_trigger_t::step`. Include
     /// `MP_AGENT_AUTO` only if `arrivals` is off. The measurement of `MP_AGENT_AUTO` starts with 48 untimed executions,
-    /// in which the library chooses a method. It lets the producers store at the destination only if the mask also
-    /// contains `MP_AGENT_PRODUCER`.
+    /// in which the library chooses a method. The library lets the producers store at the destination only if the mask
+    /// also contains `MP_AGENT_PRODUCER`.
     pub agents: u32,
     /// Number of timed executions of each candidate (combination of an agent and a number of partitions), at most 1000.
     /// 0 selects 7.
