@@ -1,10 +1,10 @@
 //! Estimates which streams of a context are copying now, without querying a device.
 //!
 //! Copies of several streams take bandwidth from each other. The variant of a plan that is fastest for an isolated stream may slow down all
-//! streams, because the link to a relay GPU may be the direct link of another stream. So each execution of a plan first asks this module if
-//! other streams are copying, and to or from which GPUs ([`choosing`](super::choosing)). A stream counts as active for several times the
-//! duration of its last execution, because programs keep several executions in flight. A wrong estimate never affects results: the measured
-//! time of an execution is then only filed under the wrong kind of timing (isolated, or while other streams copy).
+//! streams, because the link to a relay GPU may be the direct link of another stream. Before each execution of a plan, this module
+//! therefore returns which GPUs the copies of other streams write and read ([`choosing`](super::choosing)). A stream counts as active for
+//! several times the duration of its last execution, because programs keep several executions in flight. A wrong estimate never affects
+//! results: the measured time of an execution is then only filed under the wrong kind of timing (isolated, or while other streams copy).
 
 use crate::backend::StreamHandle;
 use crate::sync::{AtomicU64, Ordering};
@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 /// Maximum number of streams that are tracked. If more streams copy, the stream whose copies are expected to end first is forgotten.
 const STREAMS: usize = 16;
 
-/// Time for which a stream counts as active, as a multiple of the duration of its last execution.
+/// Factor for the time for which a stream counts as active after its last execution was enqueued: this time is the factor times the
+/// expected duration of the execution.
 const TIMES: u32 = 8;
 
 #[derive(Debug)]
@@ -23,7 +24,7 @@ pub(super) struct ActiveStreams {
     streams: [ActiveStream; STREAMS],
 }
 
-/// Copies of other streams that were in progress when an execution was enqueued.
+/// Copies of other streams that were estimated to be in progress when an execution was enqueued.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct OtherCopies {
     pub any: bool,
@@ -43,7 +44,7 @@ impl GpuEnds {
     }
 }
 
-/// Set of GPUs with one bit for each GPU. All GPUs with number 63 or higher share the last bit.
+/// Set of GPUs, one bit for each GPU. All GPUs with number 63 or higher share bit 63.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct GpuSet(u64);
 
@@ -58,8 +59,8 @@ impl GpuSet {
     }
 }
 
-/// Entry of the table of active streams: one stream and the GPUs of its last execution. The thread that enqueues the execution writes the
-/// entry. If two threads claim the same entry at the same time, the data of one of them is lost.
+/// Entry of the table of active streams: one stream, and the GPUs that its last execution writes and reads. The thread that enqueues the
+/// execution writes the entry. If two threads claim the same entry at the same time, the data of one of them is lost.
 #[derive(Debug, Default)]
 struct ActiveStream {
     handle: AtomicU64,

@@ -25,7 +25,7 @@ pub struct Transfer {
 
 impl Transfer {
     /// Value for a device field that lets the library determine the device from the address, by looking up the allocation that contains it.
-    /// An address that the backend does not know is taken as pageable host memory.
+    /// An address that the backend does not know is treated as pageable host memory.
     pub const AUTO: DeviceId = DeviceId::AUTO;
 }
 
@@ -56,7 +56,7 @@ impl Hash for Located {
 /// Transfers of one request, with their allocations. Up to four transfers are stored without a heap allocation.
 pub type Batch = SmallVec<[Located; 4]>;
 
-/// Device, memory kind and allocation of one endpoint (source or destination) of a transfer.
+/// Device, memory kind and allocation of the source or the destination of a transfer.
 #[derive(Copy, Clone)]
 struct Place {
     device: DeviceId,
@@ -115,8 +115,8 @@ pub fn locate(transfers: &[Transfer], machine: &Machine, find: Find<'_>, batch: 
 /// devices, so reusing these results avoids most look-ups.
 type LastPlaces = SmallVec<[(DeviceId, Place); 2]>;
 
-/// Returns the result of the last look-up on this device if the `bytes` bytes at `address` lie in the same allocation. Otherwise calls
-/// `look`.
+/// Returns the result of the last look-up on the device if the `bytes` bytes at `address` lie in the allocation that it found. Otherwise
+/// calls `look`.
 #[inline]
 fn near(
     last: &mut LastPlaces,
@@ -237,9 +237,9 @@ pub struct ByteRange {
     pub first: u64,
     /// Last address of the range, inclusive, so that a range can extend to the end of the address space.
     pub last: u64,
-    /// Index in the batch of the transfer that accesses the range.
+    /// Index, in the batch, of the transfer that reads or writes the range.
     pub transfer: usize,
-    /// Endpoint of the transfer to which the range belongs: source or destination.
+    /// Source or destination of the transfer, depending on which of them the range is.
     pub end: End,
 }
 

@@ -38,18 +38,19 @@ pub struct Request {
 pub struct ShapeRequest {
     /// Devices, memory kinds and size of each transfer, without addresses.
     pub batch: SmallVec<[Shape; 4]>,
-    /// Options with which the planner is called.
+    /// Options with which the planner is called for these transfers.
     pub options: Options,
 }
 
-/// Hashes the request without its options, because few programs use one batch with many options. Equality compares the options too.
+/// Hashes the request without its options, because few programs plan one batch with many options. Equality also compares the options.
 impl Hash for Request {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.batch.hash(state);
     }
 }
 
-/// Compares pointers first, because eviction looks up an entry by the entry's own key, which may be long.
+/// Compares the addresses of the two requests before their contents, because eviction looks up an entry by the entry's own key, which may
+/// be long.
 impl PartialEq for Request {
     fn eq(&self, other: &Request) -> bool {
         std::ptr::eq(self, other) || (self.adapt, self.options) == (other.adapt, other.options) && self.batch == other.batch
@@ -61,10 +62,10 @@ impl PartialEq for Request {
 pub struct CacheStatistics {
     /// Number of requests that were found in the cache.
     pub hits: u64,
-    /// Number of requests that were not in the cache.
+    /// Number of requests that were not found in the cache.
     pub misses: u64,
-    /// Number of misses for which the planner's result was cached, because transfers of the same sizes between the same devices had been
-    /// planned before at other addresses.
+    /// Number of requests that were not found in the cache, but for which the planner's result was cached, because transfers of the same
+    /// sizes between the same devices had been planned before at other addresses.
     pub shape_hits: u64,
     /// Number of plans that were evicted to stay within the bounds of the cache.
     pub evictions: u64,
@@ -72,8 +73,8 @@ pub struct CacheStatistics {
     pub entries: u64,
 }
 
-/// Maximum total number of transfers in all entries of one level. A program with a paged cache sends a different long list of transfers
-/// each time; with this limit about ten such lists are cached instead of hundreds. Each transfer takes about 90 bytes.
+/// Maximum total number of transfers in all entries of one level of the cache. A program with a paged cache requests a different long list
+/// of transfers each time. With this limit, about ten such lists are cached instead of hundreds. Each transfer takes about 90 bytes.
 const MOST_TRANSFERS: usize = 1 << 20;
 
 /// Map that evicts its least recently used entries.
@@ -99,7 +100,7 @@ impl Key for ShapeRequest {
     }
 }
 
-/// Cache of plans and of planner results, with bounded size.
+/// Bounded cache of plans and of planner results.
 #[derive(Debug)]
 pub struct Cache {
     bound: usize,
@@ -146,7 +147,7 @@ impl Cache {
     /// Adds a plan to the cache and returns the plan that the caller must use. If another thread has added a plan of the same request
     /// meanwhile, that plan is returned instead of `plan`.
     pub fn insert(&self, request: Request, plan: Arc<Plan>) -> Arc<Plan> {
-        // The list is declared before the guard, so that evicted plans are dropped after the lock is released.
+        // The list of evicted plans is declared before the lock's guard, so that the plans are dropped after the lock is released.
         let evicted;
         let mut state = lock(&self.state);
         let kept = state.plans.keep(self.bound, request, plan);
@@ -222,7 +223,7 @@ impl<K: Key, V> Lru<K, V> {
         Lru { entries: LruCache::unbounded_with_hasher(ahash::RandomState::new()), transfers: 0 }
     }
 
-    /// Inserts an entry and evicts others so that the bounds are kept. Never evicts the newest entry, however many transfers it has.
+    /// Inserts an entry and evicts other entries until the limits are met. Never evicts the newest entry, however many transfers it has.
     fn keep(&mut self, bound: usize, key: K, value: Arc<V>) -> Insertion<K, V> {
         let mut evicted = SmallVec::new();
         if bound == 0 {

@@ -104,7 +104,7 @@ fn serve(state: &Mutex<CallbackState>, changed: &Condvar) {
         let (done, rest_of): (Vec<Awaited>, Vec<Awaited>) =
             awaited.into_iter().partition(|one| !matches!(one.completion.as_ref().map(|work| work.is_done()), Some(Ok(false))));
         awaited = rest_of;
-        // Completions often follow each other closely, so the polling interval starts small again.
+        // Work often finishes soon after other work, so the polling interval starts small again after each finished work.
         round = if done.is_empty() { round + 1 } else { 0 };
         for Awaited { completion, callback } in done {
             // The callback is the caller's code; a panic in it must not end the thread, which serves other callbacks too.

@@ -20,22 +20,22 @@ use serde::{Deserialize, Serialize};
 use std::hash::BuildHasher;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Number of executions from one measured execution to the next once the choice has settled. Recording and reading two timestamps takes
-/// about 2 us of host time, so this adds 0.03 us per execution.
+/// Number of executions from one measured execution to the next if the active variant has not changed for some time. Recording and reading
+/// two timestamps takes about 2 us of host time, so measuring adds 0.03 us per execution.
 pub const STEADY: u32 = 64;
 
-/// Maximum number of measured executions whose times are not known yet. At this number, no further execution is measured.
+/// Maximum number of measured executions whose times are not known yet. While there are so many, no further execution is measured.
 const MOST_UNDER_WAY: usize = 8;
 
-/// Maximum number of executions between two polls for a measured time that is not available yet.
+/// Maximum number of executions between two polls for measured times that are not available yet.
 const MOST_PATIENCE: u32 = 16;
 
-/// Median times of a plan's last measured executions, in seconds. A field is `None` if nothing was measured.
+/// Median times of the last measured executions of a plan, in seconds. A field is `None` if no such execution was measured.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Measured {
-    /// Median time in seconds of executions with the variant of the plan that is in use.
+    /// Median time in seconds of executions with the active variant of the plan.
     pub in_force: Option<f64>,
-    /// Median time in seconds of executions with only direct copies.
+    /// Median time in seconds of executions with the variant that consists only of plain copies (one direct copy for each transfer).
     pub plain: Option<f64>,
 }
 
@@ -70,9 +70,9 @@ pub(super) fn now() -> Option<Duration> {
 /// whatever their addresses.
 #[derive(Debug)]
 pub(super) struct SharedChoice {
-    /// Choice for isolated executions.
+    /// Choice of the variant for isolated executions.
     pub(super) alone: Mutex<Choosing<Moments>>,
-    /// Choice for executions that run while other streams copy.
+    /// Choice of the variant for executions that run while other streams copy.
     pub(super) beside: Mutex<Choosing<Moments>>,
     /// Expected duration of an execution in nanoseconds: predicted at first, later measured.
     pub(super) takes: AtomicU64,
@@ -87,7 +87,7 @@ pub struct Choosing<M> {
     executions: [u64; MAX_VARIANTS],
     measured: [u64; MAX_VARIANTS],
     under_way: Vec<M>,
-    /// Number of executions until the incomplete measurements are polled again, and the number of executions between the last two polls.
+    /// Number of executions until the incomplete measurements are polled again, and the current interval between two polls, in executions.
     patience: (u32, u32),
     /// True if the backend can measure executions. If false, executions always use the active variant.
     is_timed: bool,
@@ -152,7 +152,7 @@ impl Measurement for Moments {
 pub struct Known {
     /// Name of the variant, as shown in messages.
     pub name: &'static str,
-    /// Time of one execution of the variant that the model predicts, in seconds.
+    /// Time in seconds of one execution of the variant, as predicted by the model.
     pub predicted: f64,
     /// Median time of the last measured executions of the variant, in seconds; `None` if none was measured.
     pub median: Option<f64>,
@@ -240,7 +240,7 @@ impl<M: Measurement> Choosing<M> {
         self.executions.iter().sum()
     }
 
-    /// Counts one execution that uses the variant with index `variant`.
+    /// Counts an execution that uses the variant with index `variant`.
     pub fn takes(&mut self, variant: usize) {
         self.executions[variant] += 1;
     }

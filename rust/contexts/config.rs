@@ -40,8 +40,8 @@ pub enum Verify {
     Bytes,
 }
 
-/// Configuration of a context, from the environment and the context's options. A field that is `None` leaves the choice to the model unless
-/// its description states otherwise.
+/// Configuration of a context, from the environment and the context's options. If a field is `None`, the model chooses the value, unless
+/// the description of the field states otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// `MPGPU_BACKEND`: backend that the context uses.
@@ -49,13 +49,13 @@ pub struct Config {
     /// `MPGPU_TOPOLOGY`: name of a preset, or path of a topology file. On CUDA, `None` selects the stored probe (measurement) of these
     /// GPUs, or the topology that the driver reports if there is no probe. On the host backend, `None` selects a default preset.
     pub topology: Option<String>,
-    /// `MPGPU_ENGINE`: executor that runs plans.
+    /// `MPGPU_ENGINE`: execution method of plans.
     pub engine: Engine,
     /// `MPGPU_MAX_PATHS`: largest number of paths that one transfer may use, 1 or more.
     pub max_paths: Option<u32>,
     /// `MPGPU_HOST_PATH`: true if a copy between GPUs may pass through host memory.
     pub host_path: Option<bool>,
-    /// `MPGPU_RELAY_GPUS`: GPUs through which data of other devices may pass.
+    /// `MPGPU_RELAY_GPUS`: GPUs through which data of copies between other devices may pass.
     pub relays: Option<Relays>,
     /// `MPGPU_CHUNK_BYTES`: size in bytes of one chunk on staged paths.
     pub chunk_bytes: Option<u64>,
@@ -63,13 +63,13 @@ pub struct Config {
     pub relay_chunks: Option<u32>,
     /// `MPGPU_HOST_CHUNKS`: number of chunks on each path through host memory.
     pub host_chunks: Option<u32>,
-    /// `MPGPU_MIN_BYTES`: size in bytes below which a transfer uses one path.
+    /// `MPGPU_MIN_BYTES`: minimum size in bytes of a transfer that may use several paths.
     pub min_bytes: Option<u64>,
-    /// `MPGPU_STAGING_BYTES`: size in bytes of the staging arena of each device that needs one.
+    /// `MPGPU_STAGING_BYTES`: size in bytes of the staging memory of each device that needs some.
     pub staging_bytes: u64,
     /// `MPGPU_CACHE_PLANS`: maximum number of plans in the cache, or 0 to cache none.
     pub cache_plans: usize,
-    /// `MPGPU_CACHE_GRAPHS`: maximum number of programs whose graphs are cached, 1 or more.
+    /// `MPGPU_CACHE_GRAPHS`: maximum number of programs (compiled plans) whose CUDA graphs are cached, 1 or more.
     pub cache_graphs: usize,
     /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` wrote, or [`NO_TUNING`]. The file is read when a context is created. If the
     /// value is `None` and the context uses a stored probe, the tuning that is stored with the probe is used.
@@ -77,10 +77,10 @@ pub struct Config {
     /// `MPGPU_ADAPT`: true if executions choose, by measured times, among variants of their plan (plans for the same transfers over other
     /// paths).
     pub adapt: bool,
-    /// `MPGPU_VERIFY`: checks that are made on every execution.
+    /// `MPGPU_VERIFY`: checks that are made on every execution of a plan.
     pub verify: Verify,
-    /// `MPGPU_SIGNAL_WAIT`: mechanism by which streams wait for signals. `None` selects kernels for plans of several ranks if each rank has
-    /// its own GPU, and stream memory operations in all other cases.
+    /// `MPGPU_SIGNAL_WAIT`: mechanism by which streams wait for signals. If it is `None`, kernels wait in plans of several ranks that each
+    /// have their own GPU, and stream memory operations wait in all other cases.
     pub signal_wait: Option<SignalWait>,
     /// `MPGPU_HOST_THREADS`: number of threads that may copy between pageable host memory and pinned memory of the library. If 0, the
     /// driver makes these copies.
@@ -98,7 +98,7 @@ pub struct Config {
     /// Directory in which probes (measurements of the machine) are stored: `mpgpu` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`. `None` if
     /// neither variable is an absolute path.
     pub cache_dir: Option<PathBuf>,
-    /// Warnings about variables that start with `MPGPU_` and are not recognised, one line each. Contexts log them.
+    /// Warnings about variables that start with `MPGPU_` and are not recognised, one line each. Contexts write them to the log.
     pub unknown: Vec<String>,
 }
 
@@ -306,13 +306,13 @@ fn usual_threads() -> u32 {
 /// tuning file, and its performance model.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlanOptions {
-    /// Mechanism by which the plan is executed.
+    /// Execution method of the plan.
     pub engine: Option<Engine>,
     /// Maximum number of paths over which one transfer is distributed, at least 1.
     pub max_paths: Option<u32>,
     /// True if copies between GPUs may use a path through host memory.
     pub host_path: Option<bool>,
-    /// GPUs through which the data of other devices may be forwarded.
+    /// GPUs through which data of copies between other devices may be forwarded.
     pub relays: Option<Relays>,
     /// Chunk size in bytes on paths with staging buffers, at least 4096.
     pub chunk_bytes: Option<u64>,
@@ -320,11 +320,11 @@ pub struct PlanOptions {
     pub relay_chunks: Option<u32>,
     /// Number of chunks on each path through host memory, at least 1. Overrides `chunk_bytes`.
     pub host_chunks: Option<u32>,
-    /// Transfer size in bytes below which a transfer uses only one path.
+    /// Minimum size in bytes of a transfer that may use several paths. A smaller transfer uses only one path.
     pub min_bytes: Option<u64>,
-    /// Maximum size in bytes of the staging buffers on each device. It must not exceed the limit of the context.
+    /// Maximum size in bytes of the plan's staging buffers on each device. It must not exceed the limit of the context.
     pub staging_bytes: Option<u64>,
-    /// True if executions measure variants of the plan and then use the fastest.
+    /// True if executions measure the variants of the plan (plans for the same transfers over other paths) and then use the fastest one.
     pub adapt: Option<bool>,
 }
 
@@ -335,7 +335,7 @@ impl PlanOptions {
         self.resolve_tuned(config, None)
     }
 
-    /// Returns the engine that this call or the environment selects; [`Engine::Auto`] if neither does.
+    /// Returns the execution method that this call or the environment selects, or [`Engine::Auto`] if neither selects one.
     pub fn engine(&self, config: &Config) -> Engine {
         self.engine.unwrap_or(config.engine)
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Memory of one context that the caller has freed and that the backend cannot free yet.
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
-    /// Number of allocations in `freed`. If it is 0, readers need not acquire the lock.
+    /// Number of allocations in `freed`. While it is 0, readers need not acquire the lock.
     count: AtomicUsize,
     freed: Mutex<Vec<Freed>>,
 }
@@ -26,14 +26,14 @@ struct Freed {
     used_by: UsedBy,
 }
 
-/// Users that freed memory may still have. The memory is freed in the backend when they no longer use it.
+/// Possible users of memory that the caller has freed. The memory is freed in the backend when they no longer use it.
 #[derive(Debug)]
 pub(super) enum UsedBy {
-    /// Work of this process, which has ended when this completion is done.
+    /// Work of this process uses the memory until this completion is done.
     Work(Completion),
-    /// Other ranks, which have the memory mapped and may use it.
+    /// Other ranks have mapped the memory and may use it.
     Peers,
-    /// No user. Other ranks may still have the memory mapped, but do not use it.
+    /// Nobody uses the memory, although other ranks may still have it mapped.
     Nobody,
 }
 
@@ -50,8 +50,8 @@ impl Deferred {
         self.count.load(Ordering::Acquire) > 0 && lock(&self.freed).iter().any(|freed| address.wrapping_sub(freed.base) < freed.bytes)
     }
 
-    /// Frees all remaining memory when the context closes. Waits until other ranks have unmapped the memory, for at most `patience`, and
-    /// then frees the memory in any case.
+    /// Frees all remaining memory when the context closes. Waits at most `patience` until other ranks have unmapped the memory, and then
+    /// frees it even if they have not.
     pub fn reclaim_all(&self, backend: &dyn Backend, sharing: &PeerMemory, patience: Duration) {
         let until = Instant::now() + patience;
         let mut round = 0;
@@ -77,8 +77,8 @@ impl Deferred {
         }
     }
 
-    /// Frees in the backend all memory that is no longer used. Returns true if there was any; the caller then increments the count of
-    /// frees.
+    /// Frees in the backend all memory that the caller has freed and that is no longer used. Returns true if there was any such memory. The
+    /// caller must then increment the count of frees.
     pub fn reclaim(&self, backend: &dyn Backend, sharing: &PeerMemory) -> bool {
         if self.count.load(Ordering::Acquire) == 0 {
             return false;

@@ -70,7 +70,7 @@ pub enum Error {
     /// The range of a transfer extends beyond the end of its allocation.
     #[error("transfer {transfer}: {end} {address:#x} ({bytes} bytes) extends past the end of its allocation ({base:#x}, {size} bytes)")]
     OutOfAllocation { transfer: usize, end: End, address: u64, bytes: u64, base: u64, size: u64 },
-    /// Two transfers of one batch access the same bytes, and at least one of them writes these bytes.
+    /// Two transfers of one batch access the same bytes, and at least one of the transfers writes them.
     #[error(
         "transfer {first} and transfer {second}: the {first_end} of the one ({first_address:#x}, {first_bytes} bytes) overlaps the \
          {second_end} of the other ({second_address:#x}, {second_bytes} bytes); transfers of a batch run in no particular order, so \

@@ -37,22 +37,22 @@ pub struct Plan {
     regions: Regions,
     /// Total size of all transfers in bytes.
     bytes: u64,
-    /// Number of frees that the context had counted when the plan's memory was last found to be allocated.
+    /// Number of frees that the context had counted when the plan's memory was last found to be still allocated.
     alive_at: AtomicU64,
     /// Imported memory that the plan uses. The references are weak, because a cached plan must not keep the connection to another process
     /// open.
     imports: Box<[Weak<Import>]>,
-    /// Variants of the plan (plans for the same transfers over other paths), among which executions choose by measured times; `None` if
-    /// there is only the plan itself.
+    /// Variants of the plan (plans for the same transfers over other paths), among which executions choose by measured times. `None` if the
+    /// plan has no variants.
     variants: Option<Box<Variants>>,
-    /// Executor that runs the plan.
+    /// Execution method of the plan.
     executor: plan::Engine,
-    /// Checks that the context makes on every execution.
+    /// Checks that the context makes on every execution of the plan.
     verify: Verify,
     /// State that the backend keeps for the plan.
     state: PlanState,
     planned: Arc<plan::Plan>,
-    /// Maximum staging memory in bytes per device with which the plan was made.
+    /// Maximum number of bytes of staging memory on each device with which the plan was made.
     staging_bytes: u64,
     allocations: Box<[UsedAllocation]>,
 }
@@ -69,7 +69,7 @@ pub struct Trace {
     pub precision: f64,
 }
 
-/// Allocation of the backend that the plan uses, with the first source or destination in it.
+/// Allocation that the plan uses, with the first source or destination that lies in it.
 struct UsedAllocation {
     transfer: usize,
     end: End,
@@ -125,7 +125,7 @@ impl Plan {
         })
     }
 
-    /// Returns this plan with `variants`, among which each execution chooses.
+    /// Returns this plan after adding `variants`, among which each execution then chooses.
     pub(super) fn with_variants(self, variants: Option<Variants>) -> Plan {
         Plan { variants: variants.map(Box::new), ..self }
     }
@@ -294,7 +294,7 @@ impl Plan {
         self.planned.transfers.iter().map(|t| t.paths.len()).sum()
     }
 
-    /// Returns the staging memory in bytes that the plan uses on the device on which it uses the most.
+    /// Returns the largest amount of staging memory in bytes that the plan uses on any device.
     pub fn staging_bytes(&self) -> u64 {
         let program = &self.planned.program;
         program.rings.iter().map(|r| program.staging_bytes(r.device)).max().unwrap_or(0)
@@ -369,7 +369,7 @@ pub(super) struct Variants {
     /// Variants of the plan other than the plan itself. The last one consists of plain copies.
     others: Box<[Plan]>,
     choice: Arc<SharedChoice>,
-    /// GPUs that the plan's transfers write to and read from, without relay GPUs.
+    /// GPUs at the sources and destinations of the plan's transfers, without relay GPUs.
     ends: GpuEnds,
     has_host_end: bool,
     relays: GpuSet,
@@ -389,7 +389,7 @@ impl Variants {
         }
     }
 
-    /// True if other streams would lose the bandwidth that this plan gains by using several paths. `others` describes their copies.
+    /// True if the plan, by using several paths, would take bandwidth from other streams. `others` describes the copies of these streams.
     fn takes_from(&self, others: OtherCopies) -> bool {
         let meets = self.ends.to.meets(others.ends.from) || self.ends.from.meets(others.ends.to);
         self.relays.meets(others.ends.all()) || self.has_host_end && meets

@@ -17,8 +17,8 @@ use std::time::Instant;
 
 /// Size in bytes of the source memory and of the destination memory on each device. Both are halved until they fit on every device.
 const ROOM: u64 = 1 << 30;
-/// Size in bytes of the source memory and of the destination memory on the host backend. It is smaller there, because CPU threads copy
-/// every byte.
+/// Size in bytes of the source memory and of the destination memory of each device on the host backend. It is smaller than for GPUs,
+/// because CPU threads copy every byte.
 const ROOM_ON_CPU: u64 = 16 << 20;
 /// Smallest size in bytes of the source or destination memory on each device. With less memory, a probe would measure little more than
 /// startup times.
@@ -27,8 +27,9 @@ const LEAST_ROOM: u64 = 16 << 20;
 const PATTERN: u64 = 4 << 20;
 /// Alignment in bytes of the addresses of each copy.
 const ALIGNMENT: u64 = 256;
-/// Number of host buffers that repetitions of a measurement use in turn. The speed depends on the socket on which the pages of a buffer
-/// lie, and virtual machines hide that socket (four H200: 1 GiB through four links took 5.3 ms from one buffer and 6.2 ms from another).
+/// Number of host buffers that repetitions of a measurement use in turn. The speed of a copy depends on the socket on which the pages of
+/// the buffer lie, and virtual machines do not show on which socket they lie (four H200: 1 GiB through four links took 5.3 ms from one
+/// buffer and 6.2 ms from another).
 const HOST_BUFFERS: usize = 3;
 
 /// Measures the times of transfers on a backend. The harness allocates memory and a stream on every device, and releases them when it is
@@ -153,7 +154,7 @@ impl<'a> TransferHarness<'a> {
         match *work {
             Work::Together(hops) => self.prepare_paths(hops, &[], Engine::Stream, buffer),
             Work::Many { hop, count, mechanism } => self.prepare_many(hop, count, mechanism, buffer),
-            // Use graphs, because the planner also runs staged paths as graphs.
+            // Graphs are used, because the planner also executes staged paths as graphs.
             Work::Paths { direct, staged } => self.prepare_paths(direct, staged, Engine::Graph, buffer),
         }
     }
@@ -191,7 +192,7 @@ impl<'a> TransferHarness<'a> {
             Mechanism::Batch | Mechanism::Kernel | Mechanism::Thread => vec![direct(hop.from, hop.to, mechanism, pieces.collect())],
         };
         let program = lower(vec![hop.bytes; count as usize], &ops, |_| (), &[]);
-        // Use the engine that the planner would choose for these copies.
+        // The engine (execution method) is the one that the planner would choose for these copies.
         let engine = if mechanism == Mechanism::Kernel { Engine::Graph } else { Engine::Stream };
         self.prepared(program, endpoints, Vec::new(), copying_device(hop.from, hop.to), engine)
     }
@@ -247,10 +248,10 @@ impl<'a> TransferHarness<'a> {
     }
 }
 
-/// Memory in bytes that is already reserved on each device for the copies of one measurement.
+/// Reservations of memory for the copies of one measurement: the number of bytes that are already reserved on each device.
 #[derive(Default)]
 struct Layout {
-    /// Number of the host buffer in use.
+    /// Number of the host buffer that the current repetition uses.
     buffer: usize,
     arrived: BTreeMap<DeviceId, u64>,
     left: BTreeMap<DeviceId, u64>,

@@ -1,5 +1,5 @@
-//! Tracks the memory, streams and events that the caller holds. A context therefore accepts only its own resources, and releases all of
-//! them when it is closed.
+//! Tracks the memory, streams and events that the caller has created. A context can therefore reject resources that it does not own, and
+//! release all of its own resources when it is closed.
 
 use super::error::Error;
 use crate::backend::{Backend, BackendError, EventHandle, StreamHandle};
@@ -18,7 +18,7 @@ pub(super) struct Holdings {
     events: Mutex<HashSet<EventHandle>>,
 }
 
-/// Numbers of resources that the caller had not released when the context closed.
+/// Numbers of allocations, streams and events that the caller had not released when the context closed.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Left {
     pub allocations: usize,
@@ -41,13 +41,13 @@ impl Holdings {
         lock(&self.memory).remove(&address).map(|(_, bytes)| bytes).ok_or(Error::NotAllocated(address))
     }
 
-    /// True if the caller holds an allocation that starts at exactly this address.
+    /// True if the caller owns an allocation that starts at exactly this address.
     pub fn has(&self, address: u64) -> bool {
         lock(&self.memory).contains_key(&address)
     }
 
-    /// Increments the number of frees after the backend has freed memory. A plan whose stored number differs must check its allocations
-    /// again.
+    /// Increments the number of frees after the backend has freed memory. A plan that has stored a different number must check that its
+    /// memory is still allocated.
     pub fn count_free(&self) {
         self.frees.fetch_add(1, Ordering::Release);
     }
@@ -81,18 +81,18 @@ impl Holdings {
         backend.destroy_event(event)
     }
 
-    /// Returns the size in bytes of all memory that the caller holds on `device`.
+    /// Returns the size in bytes of all memory on `device` that the caller has allocated and not freed.
     pub fn bytes(&self, device: DeviceId) -> u64 {
         lock(&self.memory).values().filter(|(d, _)| *d == device).map(|(_, bytes)| bytes).sum()
     }
 
-    /// Returns the number of streams that the caller holds on `device`.
+    /// Returns the number of streams on `device` that the caller has created and not destroyed.
     pub fn streams(&self, device: DeviceId) -> u64 {
         lock(&self.streams).values().filter(|d| **d == device).count() as u64
     }
 
-    /// Releases everything that the caller still holds. All work must have finished. Returns the numbers of the released resources, and the
-    /// first error.
+    /// Releases all resources that the caller has not released. All work must have finished. Returns the numbers of the released resources,
+    /// and the first error.
     pub fn release(&self, backend: &dyn Backend) -> (Left, Result<(), BackendError>) {
         let streams = std::mem::take(&mut *lock(&self.streams));
         let events = std::mem::take(&mut *lock(&self.events));

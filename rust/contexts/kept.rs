@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::time::Duration;
 
-/// Age beyond which stored times are ignored, because the load of a machine by other programs changes from day to day.
+/// Maximum age of stored times. Older times are ignored, because the load of a machine by other programs changes from day to day.
 const OLDEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// Maximum number of entries in a file. One entry holds the times of all plans with the same devices and sizes. If there are more, the
@@ -35,7 +35,7 @@ struct KeptFile {
     shapes: Vec<KeptShape>,
 }
 
-/// Measured times that the file contained when the context was created.
+/// Measured times that were in the file when the context was created.
 #[derive(Debug)]
 pub(super) struct KeptTimes {
     path: PathBuf,

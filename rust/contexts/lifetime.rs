@@ -43,7 +43,7 @@ pub struct ContextOptions {
     pub topology: Option<String>,
     /// Maximum size in bytes of the staging buffers on each device.
     pub staging_bytes: Option<u64>,
-    /// Maximum number of plans in the plan cache; 0 caches none.
+    /// Maximum number of plans in the plan cache, or 0 to cache no plans.
     pub cache_plans: Option<usize>,
     /// Maximum number of plans whose CUDA graphs are cached. Plans that differ only in their addresses count once.
     pub cache_graphs: Option<usize>,
@@ -77,8 +77,8 @@ pub struct DeviceStatistics {
     pub streams: u64,
 }
 
-/// Bytes of host memory that a plan needs for each transfer, excluding the planner's result. They hold the request, the description of the
-/// transfer, the ranges that are checked for overlap, the addresses and the allocations.
+/// Number of bytes of host memory that a plan needs for each transfer, without the planner's result. They hold the request, the description
+/// of the transfer, the ranges that are checked for overlap, the addresses and the allocations.
 const BOUND_BYTES: usize = 768;
 
 /// Context of the library: a machine, a backend, and all state between calls (plans, staging memory, statistics, and the resources that the
@@ -203,7 +203,7 @@ impl Context {
         let _open = self.shared.enter()?;
         let (machine, backend) = (&*self.shared.machine, &*self.shared.backend);
         let alive_at = self.shared.holdings.frees();
-        // The request is filled in place, so that a cache look-up does not copy half a kilobyte.
+        // The request is filled in place, because a cache look-up would otherwise copy half a kilobyte.
         let mut request = Request { batch: Batch::new(), options: self.defaults, adapt };
         batch::locate(transfers, machine, &|address| self.shared.locate(address), &mut request.batch)?;
         request.options = options(machine, &request.batch)?;
@@ -242,7 +242,7 @@ impl Context {
             return Ok(planned);
         }
         fault::point("planner");
-        // If a plan uses two GPUs between which data is lost, that pair is excluded from the machine, and planning is repeated.
+        // If a plan uses a pair of GPUs between which data is lost, this pair is excluded from the machine, and planning is repeated.
         let planned = loop {
             let machine = self.shared.machine_now();
             let planned = plan::plan(&machine, &shape.batch, &shape.options)?;
@@ -253,8 +253,8 @@ impl Context {
         Ok(self.cache.insert_shape(shape.clone(), Arc::new(planned)))
     }
 
-    /// Plans the other variants of the plan `planned`, among which executions may choose. `bind` binds each to addresses. Returns `None` if
-    /// the model predicts no gain from several paths.
+    /// Plans the other variants of the plan `planned`, among which executions may choose. The function `bind` binds each variant to
+    /// addresses. Returns `None` if the model predicts no gain from several paths.
     fn variants(
         &self,
         shape: ShapeRequest,
@@ -309,7 +309,7 @@ impl Context {
         if !self.shared.is_here() {
             return Ok(());
         }
-        // From here on no object can register itself. Such an object would use memory that the context is about to free.
+        // From now on, no object can be registered. A newly registered object would use memory that the context is about to free.
         let first = lock(&self.shared.ends_first).take().unwrap_or_default();
         let first: Vec<_> = first.iter().filter_map(Weak::upgrade).collect();
         let until = Instant::now() + LAST_PATIENCE;

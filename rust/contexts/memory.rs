@@ -40,7 +40,7 @@ impl Context {
     pub fn free(&self, address: u64) -> Result<(), Error> {
         drop(self.shared.enter()?);
         self.shared.holdings.take(address)?;
-        // An error of an execution is reported where the caller waits for that execution. The memory is freed in any case.
+        // An error of an execution is reported to the caller that waits for this execution. The memory is freed in any case.
         let _ = self.shared.backend.synchronize();
         self.shared.sharing.withdraw(address, self.backend());
         let freed = self.shared.backend.free(address);
@@ -105,7 +105,7 @@ impl Context {
         let shared = &*self.shared;
         drop(shared.enter()?);
         lock(&shared.registrations.0).remove(&address).ok_or(Error::NotRegistered(address))?;
-        // An error of an execution is reported where the caller waits for that execution.
+        // An error of an execution is reported to the caller that waits for this execution.
         let _ = shared.backend.synchronize();
         let taken_back = shared.backend.unregister(address);
         shared.holdings.count_free();
@@ -114,15 +114,16 @@ impl Context {
 }
 
 impl ContextState {
-    /// Frees memory of [`allocate_shared`](crate::Context::allocate_shared) once no other rank has it mapped. Does not wait for that.
+    /// Frees memory of [`allocate_shared`](crate::Context::allocate_shared) as soon as no other rank has mapped it. Does not wait until
+    /// then.
     pub fn free_unmapped(&self, address: u64) -> Result<(), Error> {
         self.free_later(address, UsedBy::Peers)?;
         self.reclaim();
         Ok(())
     }
 
-    /// Frees memory that no work uses, in this rank or in others, even if other ranks still have it mapped. The memory is passed back to
-    /// the backend immediately if the backend can free it without waiting, otherwise later.
+    /// Frees memory that no work uses, neither of this rank nor of other ranks. Other ranks may still have mapped it. The memory is
+    /// returned to the backend immediately if the backend can free it without waiting, and later if not.
     pub fn free_unused(&self, address: u64) -> Result<(), Error> {
         self.sharing.withdraw(address, &*self.backend);
         self.free_later(address, UsedBy::Nobody)?;

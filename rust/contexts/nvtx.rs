@@ -1,4 +1,4 @@
-//! NVTX ranges for profilers: domain `mpgpu`, one range around each call that plans or executes.
+//! Implements NVTX ranges for profilers: opens one range in the domain `mpgpu` around each call that plans or executes.
 //!
 //! The library links to no NVTX library. A profiler that supports NVTX sets `NVTX_INJECTION64_PATH` to the path of its own library. This
 //! module loads that library, calls its function `InitializeInjectionNvtx2` and passes it tables of empty function pointers ("slots"). The

@@ -175,14 +175,15 @@ pub struct File {
     pub what: &'static str,
     /// Path of the file. For a topology it may also be the name of a preset.
     pub path: String,
-    /// True if the user named the file. A context fails to open if a file that the user named is unusable, but ignores an unusable file
-    /// that the library has stored itself.
+    /// True if the user named the file. If a file that the user named is unusable, the context fails to open. If a file that the library
+    /// itself has stored is unusable, the context ignores it.
     pub is_named: bool,
     /// `Ok` if the file is usable, otherwise the reason why it is not.
     pub state: Result<(), String>,
 }
 
-/// Returns the files that a context on this machine would read with this configuration. Each has a reason if it is unusable.
+/// Returns the files that a context on this machine would read with this configuration. The state of each file shows whether it is usable,
+/// and if not, the reason.
 pub fn files_here(config: &Config) -> Vec<File> {
     let mut files = Vec::new();
     let mut note = |what, path: String, is_named, state: Result<(), String>| {

@@ -14,12 +14,12 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 pub(super) struct PeerMemory {
     /// Service that answers processes that import memory of this process. `None` until this context exports memory for the first time.
     pub service: Mutex<Option<Arc<Service>>>,
-    /// Imports by the first address of the mapped memory in this process.
+    /// Imported memory. The key is the first address of the mapping in this process.
     imports: RwLock<BTreeMap<u64, Arc<Import>>>,
     /// Lock that is held while memory is imported or closed, so that no memory is mapped twice.
     pub importing: Mutex<()>,
-    /// Addresses of former imports whose memory was freed by its owner and then replaced by a new allocation of this context. The value is
-    /// the number of times that the address must still be closed.
+    /// Addresses of former imports whose memory was freed by its owner, and at which this context has allocated new memory since. The value
+    /// is the number of times that the caller must still close the address.
     pub replaced: Mutex<HashMap<u64, u64>>,
 }
 
@@ -37,7 +37,7 @@ pub struct Import {
     pub(super) holders: std::sync::Mutex<HashMap<u64, u64>>,
 }
 
-/// Owner of imported memory, with the connection through which this context learns that the memory was freed.
+/// Owner of imported memory, with the data by which this context detects that the owner has freed the memory.
 pub(super) enum ImportSource {
     /// The memory belongs to this context itself.
     Here,
@@ -74,7 +74,7 @@ impl Import {
         !matches!(self.source, ImportSource::Here)
     }
 
-    /// Counts one more use of the address at `offset` in the imported memory, and returns that address.
+    /// Counts one more use of the address at `offset` in the imported memory, and returns this address.
     pub(super) fn hold(&self, offset: u64) -> u64 {
         let address = self.base + offset;
         *self.holders.lock().unwrap_or_else(PoisonError::into_inner).entry(address).or_default() += 1;

@@ -55,7 +55,7 @@ impl Context {
         }
         let backend = self.backend();
         // The topology is read from the driver again. If the active topology comes from a probe, it lacks pairs of GPUs between which data
-        // was lost, but these pairs may work by now.
+        // was lost, but copies between these GPUs may be correct now.
         let seen = backend.discover()?.map(Machine::new).transpose()?;
         let machine = seen.as_ref().filter(|seen| seen.gpu_count() == self.machine().gpu_count()).unwrap_or(self.machine());
         let fingerprint = fingerprint(backend.name(), backend.identity()?);
@@ -91,7 +91,7 @@ impl Context {
     /// only direct paths for them, one after the other (`docs/reference/probe.md`).
     fn tune_probed(&self, probed: &Probed, sizes: &[u64], progress: &mut dyn FnMut(Progress)) -> Result<Tuning, TuneError<Error>> {
         let machine = Machine::new(probed.topology.clone()).map_err(|error| TuneError::Score(error.into()))?;
-        // This configuration has no options from the environment or from an earlier tuning.
+        // The search uses no options from the environment or from an earlier tuning.
         let config = Config { staging_bytes: self.config().staging_bytes, ..Config::default() };
         let base = Options { staging_bytes: config.staging_bytes, ..Options::default() };
         let origin = if self.backend().is_virtual() { Origin::Host } else { Origin::Cuda };

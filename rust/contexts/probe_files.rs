@@ -128,8 +128,8 @@ fn visible(topology: &Topology, record: &Record, now: &Fingerprint) -> Result<To
     topology.with_gpus(&gpus).ok_or_else(|| "the GPUs of the topology and its table [probe] do not match".into())
 }
 
-/// Maximum number of left-over temporary files that are skipped when a file name is chosen. Processes with the same process number that
-/// were killed while writing have left such files.
+/// Maximum number of left-over temporary files whose names are skipped when a temporary file is created. Such files were left by processes
+/// that had the same process number and were killed while writing.
 const MOST_LEFT_OVER: u32 = 1000;
 
 /// Writes `text` to a file atomically: it is written to a temporary file in the same directory, which is then renamed.

@@ -11,8 +11,8 @@ use crate::tune::{Score, Verdict};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Number of untimed executions before the first timed execution, because the first launch of a graph and the first use of a peer link are
-/// slow.
+/// Number of untimed executions before the first timed execution of a plan. They are needed because the first launch of a graph and the
+/// first use of a link between GPUs are slow.
 const WARM_UP: usize = 3;
 /// Total time in seconds of all executions that are timed for one score.
 const SCORE_SECONDS: f64 = 0.02;
@@ -21,7 +21,7 @@ const SCORE_ROUNDS: std::ops::RangeInclusive<usize> = 7..=51;
 /// Number of rounds of a direct comparison. Each round executes both plans once. The number is odd, so that the median is the value of one
 /// of the rounds. It is large because the time of a host copy varies by some per cent from one round to the next.
 const DUEL_ROUNDS: usize = 101;
-/// Smallest gain, as a fraction of the time, for which a plan is replaced by a faster one. Times of rounds differ by a few tenths of a per
+/// Minimum gain, as a fraction of the time, at which a plan is replaced by a faster one. Times of rounds differ by a few tenths of a per
 /// cent, and times of host copies differ by a few per cent between machines of one type.
 const LEAST_GAIN: f64 = 0.01;
 /// Number of sets of buffers that are used if a batch copies from or to host memory. The speed at which several GPUs access host memory
@@ -29,8 +29,8 @@ const LEAST_GAIN: f64 = 0.01;
 /// score from one buffer would be valid only for that buffer.
 const HOST_BUFFERS: usize = 3;
 
-/// Scorer that executes plans on a context. Plans must be made for the machine of that context. The scorer allocates its own memory and
-/// streams, and releases them when it is dropped. Nothing else should run on the machine meanwhile.
+/// Scorer that measures the time of plans by executing them in a context. Plans must be made for the machine of that context. The scorer
+/// allocates its own memory and streams, and releases them when it is dropped. Nothing else should run on the machine meanwhile.
 pub struct Executed<'a> {
     context: &'a Context,
     /// Streams in which plans are executed, by device. A plan is executed in a stream of the device of its first transfer's source, or of
@@ -66,7 +66,7 @@ impl<'a> Executed<'a> {
             self.free();
             let of_host = shapes().any(|shape| shape.src_device.is_host() || shape.dst_device.is_host());
             let sets = 0..if of_host { HOST_BUFFERS } else { 1 };
-            // If this fails half-way, the set must not be used for the next plan.
+            // If an allocation fails half-way, all buffers are freed, so that the next plan does not use an incomplete set.
             sets.flat_map(|set| shapes().map(move |shape| (set, shape)))
                 .try_for_each(|(set, shape)| self.allocate(set, shape))
                 .inspect_err(|_| self.free())?;
@@ -156,7 +156,7 @@ impl Score for Executed<'_> {
             timed(challenger, stream)?;
             let until = DUEL_ROUNDS * (index + 1) / at.len();
             while rounds.len() < until {
-                // The two plans take turns in going first, so that neither has an advantage.
+                // The order of the two plans changes in each round, so that neither plan has an advantage.
                 rounds.push(if rounds.len().is_multiple_of(2) {
                     let first = timed(incumbent, stream)?;
                     (first, timed(challenger, stream)?)

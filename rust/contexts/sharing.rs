@@ -150,7 +150,7 @@ impl ContextState {
         Ok(())
     }
 
-    /// Imports memory that belongs to this process. No new mapping is needed.
+    /// Imports memory that belongs to this process. The memory is not mapped again.
     fn import_here(&self, handle: &Handle, service: &Service, allocation: &Allocation) -> Result<(ImportSource, u64), Error> {
         let export = service.find(handle.key, handle.secret).ok_or_else(freed_here)?;
         let (base, id) = (export.allocation.base, export.allocation.id);
@@ -192,7 +192,7 @@ impl ContextState {
             let mut replaced = lock(&sharing.replaced);
             holders.into_iter().for_each(|(address, count)| *replaced.entry(address).or_default() += count);
             drop(replaced);
-            // The backend too must forget the import at this address, because the new allocation has replaced it.
+            // The backend must also remove its record of the import at this address, because the new allocation has replaced it.
             if let Err(error) = self.backend.unmap(import.base) {
                 log::debug!("could not unmap memory that another process has freed: {error}");
             }
@@ -302,17 +302,17 @@ impl ContextState {
         let (import, _importing) = loop {
             // The lock is not held while waiting, because the work may depend on a peer, and other imports must not be blocked meanwhile.
             let import = find()?;
-            // The program itself must wait for the work before it unmaps its own mapping.
+            // The program must wait for the work itself before it unmaps its own mapping.
             if matches!(import.source, ImportSource::Program) {
                 waited = true;
             } else if !waited && import.is_foreign() && import.is_last(address) {
-                // An error of an execution is reported where the caller waits for that execution. The memory is released in any case.
+                // An error of an execution is reported to the caller that waits for this execution. The memory is released in any case.
                 let _ = self.backend.synchronize();
                 waited = true;
             }
             let importing = lock(&sharing.importing);
-            // If two threads close the last two uses of an import at the same time, one of them detects only here that it closes the last
-            // use.
+            // If two threads close the last two uses of an import at the same time, one of the threads learns only here that its use is the
+            // last.
             if waited || !import.is_foreign() || !import.is_last(address) {
                 break (find()?, importing);
             }

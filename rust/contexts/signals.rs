@@ -6,7 +6,7 @@ use crate::backend::{FailedWait, Signal, StreamHandle};
 use crate::ipc;
 use std::time::{Duration, Instant};
 
-/// Purpose for which a caller passes the address of a counter. It selects the checks and the text of the error.
+/// Purpose for which a caller passes the address of a counter. It determines the checks of the address and the text of the error.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum SignalUse {
     Wait,
@@ -51,14 +51,14 @@ impl Context {
         Ok(self.backend().read_signal(counter)?)
     }
 
-    /// True if a counter has reached the given value.
+    /// True if a counter has reached the value given with it.
     pub fn is_signal_reached(&self, signal: Signal) -> Result<bool, Error> {
         let _open = self.shared.enter()?;
         self.check_signals(&[signal], SignalUse::Wait)?;
         Ok(self.look(signal)?.1)
     }
 
-    /// Blocks until a counter has reached the given value. Fails if this takes longer than `seconds`.
+    /// Blocks until a counter has reached the value given with it. Fails if this takes longer than `seconds`.
     pub fn wait_signal(&self, signal: Signal, seconds: f64) -> Result<(), Error> {
         let Signal { counter, value } = signal;
         // A time limit beyond the range of `Instant` counts as no limit.

@@ -86,7 +86,7 @@ fn devices(rings: &[Ring]) -> SmallVec<[DeviceId; 8]> {
     devices
 }
 
-/// Completions of earlier executions for which an execution must wait.
+/// Completions of the earlier executions for which an execution must wait.
 pub type After = SmallVec<[Completion; 4]>;
 
 /// Staging memory of a context, with the executions that use it.
@@ -101,12 +101,12 @@ pub struct Staging {
     arenas: Mutex<BTreeMap<(DeviceId, RingUse), Arena>>,
 }
 
-/// Order in which executions that share a ring run.
+/// Rule for the order of executions that use the same staging ring.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RingUse {
-    /// Executions run in the order in which they are submitted.
+    /// Executions run in the order in which the caller submits them.
     Ordered,
-    /// Executions run in the order in which the backend reserves the ring for each.
+    /// Executions run in the order in which the backend reserves the ring for them, one execution at a time.
     Granted,
 }
 
@@ -283,7 +283,7 @@ struct Users {
     next_turn: u64,
     /// Number of threads that wait until another thread's reservation (turn) ends.
     waiting: usize,
-    /// Threshold for the number of ranges in the table. If there are more, finished executions are removed.
+    /// Number of ranges in the table above which finished executions are removed from the table.
     sweep_at: usize,
 }
 
@@ -301,7 +301,8 @@ struct Use {
 const SWEEP_AT_LEAST: usize = 64;
 
 impl Users {
-    /// Returns the record of the plan's last execution if no other plan has used a byte of its regions since. Otherwise returns `None`.
+    /// Returns the record of the plan's last execution if no other plan has used a byte of the plan's regions since that execution. If
+    /// another plan has, returns `None`.
     fn whole(&mut self, regions: &Regions) -> Option<&mut Use> {
         self.uses.get_mut(regions.last_use()).filter(|last| last.is_whole)
     }
@@ -343,7 +344,8 @@ impl Users {
         regions.last_use.store(new.data().as_ffi(), Ordering::Relaxed);
     }
 
-    /// Removes the given finished executions from the table. If a plan has been executed again meanwhile, its record is kept.
+    /// Removes the given finished executions from the table. If a plan has been executed again meanwhile, the record of the new execution
+    /// is kept.
     fn forget(&mut self, finished: &[(DefaultKey, Completion)]) {
         let is_same = |last: &Use, completion: &Completion| std::ptr::addr_eq(Arc::as_ptr(&last.completion), Arc::as_ptr(completion));
         for (key, completion) in finished {
@@ -355,8 +357,8 @@ impl Users {
         self.sweep_at = (2 * self.last.len()).max(SWEEP_AT_LEAST);
     }
 
-    /// Updates the record with this key after a later execution has taken over some bytes of one of its ranges. `left` is the number of
-    /// ranges that remain of that one. Removes the record if it has no ranges any more.
+    /// Updates the record of an execution after a later execution has taken over some bytes of one of its ranges. `left` is the number of
+    /// ranges that remain of this range. Removes the record if it has no more ranges.
     fn cut(&mut self, key: DefaultKey, left: usize) {
         let Some(cut) = self.uses.get_mut(key) else { return };
         cut.is_whole = false;

@@ -19,8 +19,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// Object that must end before its context closes, because its work waits for other ranks or for threads of the program. The work of one
-/// such object may be queued behind that of another. So each of the following functions is called for all objects before the next function
-/// is called.
+/// such object may be queued behind the work of another. Therefore the context calls each of the following functions for all objects before
+/// it calls the next function.
 pub trait EndsFirst: Send + Sync {
     /// Cancels all operations that no other rank has matched yet. Does not wait.
     fn take_back(&self);
@@ -30,7 +30,7 @@ pub trait EndsFirst: Send + Sync {
     fn close(&self);
 }
 
-/// Longest time for which the destruction of an object waits for other ranks.
+/// Maximum time for which the destruction of an object waits for other ranks.
 pub const LAST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// State that a context shares with its plans. The plan cache is not part of it, because a cached plan would then keep the cache alive.
@@ -56,15 +56,15 @@ pub struct ContextState {
     pub(super) ends_first: Mutex<Option<Vec<Weak<dyn EndsFirst>>>>,
     pub(super) callbacks: CallbackQueue,
     pub(super) machine: Arc<Machine>,
-    /// Machine that replaces `machine` in new plans after pairs of GPUs were found to lose data. It has no routes between these pairs.
-    /// `None` if no pair was found.
+    /// Machine for new plans after some pairs of GPUs were found to lose data. It has no routes between the GPUs of such a pair, and
+    /// replaces `machine`. `None` if no such pair was found.
     pub(super) without: RwLock<Option<Arc<Machine>>>,
     pub(super) config: Config,
 }
 
 impl ContextState {
     /// Returns a guard that keeps the context open, or an error if the context is closed. A caller must not hold the guard while it waits
-    /// for work, and must not acquire a second one.
+    /// for work, and must not acquire a second guard while it holds one.
     pub fn enter(&self) -> Result<RwLockReadGuard<'_, ()>, Error> {
         if !self.is_here() {
             return Err(Error::Forked);
@@ -87,7 +87,7 @@ impl ContextState {
         any
     }
 
-    /// Returns the machine for which plans are made: the context's machine without the routes between GPUs that were found to lose data.
+    /// Returns the machine for which plans are made. It has no routes between pairs of GPUs that were found to lose data.
     pub fn machine_now(&self) -> Arc<Machine> {
         let without = self.without.read().unwrap_or_else(PoisonError::into_inner);
         without.as_ref().unwrap_or(&self.machine).clone()

@@ -20,7 +20,7 @@ impl Context {
         Ok(self.shared.holdings.destroy_stream(stream, self.backend())?)
     }
 
-    /// Returns the device of a stream. For a default stream, which belongs to no particular GPU, this is the host.
+    /// Returns the device of a stream. For a default stream, which belongs to no particular GPU, returns the host.
     pub fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, Error> {
         let _open = self.shared.enter()?;
         Ok(self.backend().stream_device(stream)?)

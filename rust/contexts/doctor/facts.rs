@@ -22,7 +22,7 @@ pub struct Facts {
     pub mps: Mps,
     /// Resource limits of the process.
     pub limits: Limits,
-    /// Total and free size of `/dev/shm` in bytes; `None` if it cannot be determined.
+    /// Total size and free size of `/dev/shm` in bytes; `None` if they cannot be determined.
     pub shm: Option<(u64, u64)>,
     /// Facts about host memory.
     pub host: HostFacts,
@@ -44,7 +44,7 @@ pub struct Rank {
     pub number: u32,
     /// Rank of the process among those on this node; `None` if the launcher does not set it.
     pub local: Option<u32>,
-    /// Environment variable from which the rank was read.
+    /// Name of the environment variable from which the rank was read.
     pub variable: &'static str,
 }
 

@@ -9,14 +9,14 @@ use crate::open::File;
 use crate::units::size;
 use rustix::io::Errno;
 
-/// Threshold for the limit on open files (`ulimit -n`). A lower limit is reported, because each import of shared memory and each peer needs
-/// a file descriptor, so that ranks that share much memory would run out of descriptors.
+/// Minimum acceptable limit on open files (`ulimit -n`). A lower limit is reported, because each import of shared memory and each peer
+/// needs a file descriptor, so that ranks that share much memory would run out of descriptors.
 const FEW_FILES: u64 = 1024;
-/// Threshold in bytes for the size of `/dev/shm`. A smaller size, which is the default of container runtimes, is reported, because MPI and
+/// Minimum acceptable size of `/dev/shm` in bytes. A smaller size, such as the default of container runtimes, is reported, because MPI and
 /// NCCL then fail or use slower methods.
 const SMALL_SHM: u64 = 1 << 30;
-/// Threshold in bytes for the limit on the size of files (`ulimit -f`). A lower limit is reported, because it also applies to the memory
-/// files in which shared host memory lies.
+/// Minimum acceptable limit on the size of files (`ulimit -f`), in bytes. A lower limit is reported, because it also applies to the memory
+/// files that hold shared host memory.
 const SMALL_FILE: u64 = 256 << 20;
 
 fn well(topic: &'static str, line: impl Into<String>) -> Finding {
@@ -58,7 +58,7 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
             found.extend(unknown.iter().map(|line| not_well(Slow, "settings", line.clone(), "correct its name, or unset it")));
             found.extend(files(facts));
         }
-        // If a variable is invalid, it is unknown which files contexts read.
+        // If a variable is invalid, it cannot be determined which files contexts read.
         Err(reason) => {
             let line = format!("contexts cannot be created: {reason}");
             found.push(not_well(Refused, "settings", line, "set it as described in docs/reference/environment.md, or unset it"));

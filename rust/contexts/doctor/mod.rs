@@ -22,7 +22,7 @@ pub use findings::findings;
 pub enum Level {
     /// The check found no problem.
     Well,
-    /// This machine or process uses no GPU. That is not an error, but the speed of GPUs could not be checked.
+    /// This machine or process uses no GPU. That is not an error, but nothing about GPUs could be checked.
     Absent,
     /// A feature works, but is slower than possible.
     Slow,
