@@ -162,7 +162,8 @@ typedef enum {
     MP_ERROR_RANK_FAILED = 18,
     /// The caller's allgather function (`mp_allgather_t`) returned an error.
     MP_ERROR_ALLGATHER = 19,
-    /// A message is longer than the receive buffer. It is not lost: a receive with a larger buffer still gets it.
+    /// A message is longer than the receive buffer. The message is not lost: a receive with a larger buffer still gets
+    /// it.
     MP_ERROR_MESSAGE_TRUNCATED = 20,
     /// The send or receive was cancelled before it matched, or its messenger was destroyed.
     MP_ERROR_CANCELLED = 21,
@@ -172,8 +173,8 @@ typedef enum {
 
 /// Execution backend of a context.
 typedef enum {
-    /// Backend named by `MPGPU_BACKEND`. If the variable is not set: CUDA if a GPU is available, otherwise the host
-    /// backend.
+    /// Backend that the environment variable `MPGPU_BACKEND` selects. If it is not set, CUDA if a GPU is available,
+    /// otherwise the host backend.
     MP_BACKEND_AUTO = 0,
     /// Virtual devices, implemented by CPU threads. The data are really copied; predicted times come from a model.
     MP_BACKEND_HOST = 1,
@@ -183,7 +184,8 @@ typedef enum {
 
 /// Mechanism by which a plan is executed.
 typedef enum {
-    /// Engine named by `MPGPU_ENGINE`. If the variable is not set, the engine with the shortest predicted time.
+    /// Engine that the environment variable `MPGPU_ENGINE` selects. If it is not set, the engine with the shortest
+    /// predicted time.
     MP_ENGINE_AUTO = 0,
     /// Copies on several internal streams, ordered by events.
     MP_ENGINE_STREAM = 1,
@@ -234,7 +236,7 @@ typedef enum {
     /// on, a further method is measured: the producers store directly at the destination. If `adapt` of the plan's
     /// options is off, executions measure nothing.
     MP_AGENT_AUTO = 0,
-    /// Copy engines copy each partition by itself, over all paths of the plan. They occupy no multiprocessor.
+    /// Copy engines copy each partition by itself, over all paths of the plan. The copies occupy no multiprocessor.
     MP_AGENT_COPY_ENGINE = 1,
     /// No copy is made: the producing kernels store their results directly at the destination, whose address they read
     /// from `mp_trigger_t::step`.
@@ -427,9 +429,9 @@ typedef struct {
     /// plans of `mp_node_plan` the GPUs of the node are counted rank by rank, in the order in which each rank lists or
     /// sees them. `MP_RELAY_NONE` allows no GPU. 0 allows all GPUs, unless the environment variable states otherwise.
     uint64_t relay_gpus;
-    /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. The variants are: all
-    /// paths; all paths, but with half as much data on the indirect ones; only direct paths. In plans of `mp_node_plan`
-    /// this option affects only `MP_AGENT_AUTO`.
+    /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. There are up to three
+    /// variants: with all paths, with all paths but half as much data on the indirect paths, and with only direct
+    /// paths. In plans of `mp_node_plan` this option affects only `MP_AGENT_AUTO`.
     mp_switch_t adapt;
     /// Number of chunks into which data are divided on each path through another GPU. Overrides `chunk_bytes`. The
     /// library uses more chunks if the staging limit requires it. 0 lets the library choose.
@@ -550,8 +552,8 @@ typedef struct {
     /// Number of elements of `devices`. 0 if `devices` is NULL.
     size_t device_count;
     /// Path of a Unix socket over which the ranks connect to each other if they have no allgather function. All ranks
-    /// pass the same path, in a directory to which all of them can write. They wait up to one minute for each other.
-    /// NULL if an allgather function is passed.
+    /// pass the same path, in a directory that all of them can write to. The ranks wait up to one minute for each
+    /// other. NULL if an allgather function is passed.
     const char *socket;
     /// Reason why this rank cannot join the node. NULL if the rank can join. If a reason is set, `mp_node_create` fails
     /// on all ranks, the other ranks receive the reason, and the context of this rank may be NULL.
@@ -777,8 +779,8 @@ mp_status_t mp_context_create_versioned(const mp_context_options_t *options,
 /// the context become invalid handles.
 ///
 /// The call first cancels operations that wait for another process or kernel: messages without a match, and executions
-/// whose partitions were not marked ready. They end within 10 seconds. The call still blocks while a stream of the
-/// context waits for a signal. It also blocks while a stream waits for another rank that is running but does not
+/// whose partitions were not marked ready. These operations end within 10 seconds. The call still blocks while a stream
+/// of the context waits for a signal. It also blocks while a stream waits for another rank that is running but does not
 /// execute its part of a node plan, or does not post the matching send or receive.
 ///
 /// May be called from any thread, but not from a host function (`mp_stream_launch_host`) or a log callback. Calls that
@@ -810,7 +812,7 @@ mp_status_t mp_context_get_info(mp_context_t context, mp_backend_t *backend, int
 mp_status_t mp_context_describe(mp_context_t context, mp_format_t format, char *text, size_t capacity, size_t *length);
 
 /// Fills `*statistics` with the statistics of the context since its creation. Calls that run concurrently on other
-/// threads may be missing. May be called from any thread.
+/// threads may not be counted yet. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `statistics` is NULL or `statistics->size` is
 /// wrong.
@@ -840,8 +842,8 @@ mp_status_t mp_alloc(mp_context_t context, int32_t device, uint64_t bytes, void 
 ///
 /// Host memory: use this function if another process has to map it, because host memory from `mp_alloc` cannot be
 /// shared. The memory is zeroed. Each allocation uses one file descriptor. On CUDA, all pages of an allocation of 4 MiB
-/// or more are resident when the call returns. They are distributed over the CPU sockets, or are on the NUMA node that
-/// `device` states.
+/// or more are resident when the call returns. The pages are distributed over the CPU sockets, or are on the NUMA node
+/// that `device` states.
 ///
 /// GPU memory: sizes are rounded up to multiples of 2 MiB. Other processes can map the memory even if another library,
 /// for example UCX inside MPI, has already opened it. MPI itself is slower with this memory than with memory from
@@ -1015,13 +1017,13 @@ mp_status_t mp_stream_wait_event(mp_context_t context, mp_stream_t stream, mp_ev
 /// Plans a batch of transfers together, so that they do not compete for links. Blocks for some microseconds. May be
 /// called from any thread.
 ///
-/// `transfers` has `count` elements. They run in no particular order. No destination may overlap another destination or
-/// any source of the batch. Sources may overlap. If `count` is 0, the plan does nothing. NULL `options` selects all
-/// defaults. `transfers` and `options` are read during the call only.
+/// `transfers` has `count` elements. The transfers run in no particular order. No destination may overlap another
+/// destination or any source of the batch. Sources may overlap. If `count` is 0, the plan does nothing. NULL `options`
+/// selects all defaults. `transfers` and `options` are read during the call only.
 ///
 /// The caller owns `*plan` and destroys it with `mp_plan_destroy`. The memory of the transfers must stay allocated as
-/// long as the plan is executed. If it was freed with `mp_free`, executions are rejected. Devices that need staging
-/// buffers and have none yet get them in this call.
+/// long as the plan is executed. If memory was freed with `mp_free`, executions are rejected. This call allocates
+/// staging buffers on devices that need them and have none yet.
 ///
 /// Plans are cached in the context. Planning the same request again takes only a look-up. If a cached plan has equal
 /// transfers apart from the addresses, it is reused with the new addresses. Transfers are equal in this sense if they
@@ -1141,8 +1143,8 @@ mp_status_t mp_collective(mp_collective_t collective,
 /// Blocks until the operation of a request (an execution, send, receive or fetch) has ended. Then destroys the request
 /// and sets `*request` to NULL. If `*request` is NULL, returns immediately with success.
 ///
-/// If `info` is not NULL, `*info` receives the properties of the message of a send, receive or fetch. It is also filled
-/// if the call returns `MP_ERROR_MESSAGE_TRUNCATED`. After any other error of a receive it is unchanged.
+/// If `info` is not NULL, `*info` receives the properties of the message of a send, receive or fetch. `*info` is also
+/// filled if the call returns `MP_ERROR_MESSAGE_TRUNCATED`. After any other error of a receive, `*info` is unchanged.
 ///
 /// May be called from any thread. If two threads wait for the same request, one of them may get
 /// `MP_ERROR_INVALID_HANDLE`.
@@ -1179,14 +1181,14 @@ mp_status_t mp_request_destroy(mp_request_t *request);
 /// not fetched. Does not block. May be called from any thread.
 ///
 /// `*cancelled` receives 1 if the operation was cancelled. The request then ends with `MP_ERROR_CANCELLED`.
-/// `*cancelled` receives 0 if the operation can no longer be cancelled. It then continues. In both cases the caller
-/// must still wait for the request or destroy it.
+/// `*cancelled` receives 0 if the operation can no longer be cancelled. The operation then continues. In both cases the
+/// caller must still wait for the request or destroy it.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 mp_status_t mp_request_cancel(mp_request_t request, int32_t *cancelled);
 
-/// Makes all work that is enqueued in `stream` from now on wait until the operation of a request has ended. That work
-/// then sees the data of a receive, and may overwrite the data of a send.
+/// Makes all work that is enqueued in `stream` from now on wait until the operation of a request has ended. The later
+/// work sees the data of a receive, and may overwrite the data of a send.
 ///
 /// Does not block, even if a message has not matched yet. The request stays valid. A NULL request counts as ended. If
 /// the operation fails, the stream continues nevertheless. Only the result of the request shows whether the data have
@@ -1294,9 +1296,9 @@ mp_status_t mp_memory_export(mp_context_t context, const void *pointer, uint64_t
 ///   `in_kernels` may be NULL.
 ///
 /// `kernels` selects who accesses the memory:
-/// - `MP_DEVICE_AUTO`: transfers use `*pointer`. On CUDA, kernels can use it too if the memory is from `cudaMalloc` or
-///   `mp_alloc`. They run on the GPU that is current in the calling thread or, if none is current, on a GPU that the
-///   context uses.
+/// - `MP_DEVICE_AUTO`: transfers use `*pointer`. On CUDA, kernels can use `*pointer` too if the memory is from
+///   `cudaMalloc` or `mp_alloc`. These kernels must run on the GPU that is current in the calling thread or, if none is
+///   current, on a GPU that the context uses.
 /// - A device: kernels of this device use `*in_kernels`, regardless of the current GPU. This also works for memory on a
 ///   GPU that is not visible to this process. `*device` receives `kernels`. `*pointer` is then not valid in transfers;
 ///   pass it only to `mp_memory_close`.
@@ -1379,7 +1381,7 @@ mp_status_t mp_memory_leave(mp_context_t context, const void *pointer, uint64_t 
 mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 
 /// Makes all work that is enqueued in `stream` from now on wait until each counter in `signals` has reached its value.
-/// That work sees all data that were written before the counters were set. Does not block. May be called from any
+/// The later work sees all data that were written before the counters were set. Does not block. May be called from any
 /// thread.
 ///
 /// The counters must be in memory of this context. The receiver therefore waits in its own memory, which it has
@@ -1387,9 +1389,10 @@ mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 /// Functions that wait for all work of the context (`mp_free`, `mp_memory_close`, `mp_context_destroy`) block until
 /// these waits have ended.
 ///
-/// If a process that has mapped the memory of a counter exits without closing it, the waits for counters in this memory
-/// that are below their values are abandoned. Later work in the stream, and work in other streams that is ordered after
-/// it, then runs with stale data. The error `MP_ERROR_PEER_GONE` reports abandoned waits as follows:
+/// If a process that has mapped the memory of a counter exits without closing it, waits for counters in this memory are
+/// abandoned, unless the counters have already reached their values. Later work in the stream, and work in other
+/// streams that is ordered after it, then runs with stale data. The error `MP_ERROR_PEER_GONE` reports abandoned waits
+/// as follows:
 /// - The next `mp_stream_synchronize` returns the error once, after the work has finished. This applies to a stream
 ///   whose wait was abandoned, and to a stream that has waited for such a stream by `mp_stream_wait_event`.
 /// - `mp_wait`, `mp_test` and `mp_event_synchronize` return the error for work that was enqueued before the stream of
@@ -1484,9 +1487,9 @@ mp_status_t mp_signal_synchronize(mp_context_t context, const uint64_t *counter,
 /// destroys it with `mp_node_destroy`.
 ///
 /// `allgather` gathers data from all ranks on all ranks, like `MPI_Allgather` (see `mp_allgather_t`). The library calls
-/// it with `user`, on the calling thread, during collective calls of this library. It must remain usable as long as the
-/// node exists. It must not make a collective call of this library on the same node. It may be NULL if there is only
-/// one rank or if `options->socket` is set.
+/// `allgather` with `user`, on the calling thread, during collective calls of this library. The function must remain
+/// usable as long as the node exists, and must not make a collective call of this library on the same node. `allgather`
+/// may be NULL if there is only one rank or if `options->socket` is set.
 ///
 /// With `options->socket` the ranks connect over a Unix socket instead. All of them must be processes of one user. If a
 /// file already exists at the path, the call fails, unless a killed job of this user left the file there.
@@ -1513,8 +1516,9 @@ mp_status_t mp_node_create(mp_context_t context,
                            const mp_node_options_t *options,
                            mp_node_t *node);
 
-/// Makes the current or next collective call of the other ranks fail. It fails on them with `MP_ERROR_RANK_FAILED` and
-/// the text `reason`, which may be NULL. Blocks until the other ranks have made their call.
+/// Makes the current or next collective call of the other ranks fail. The collective call returns
+/// `MP_ERROR_RANK_FAILED` there, with the error text `reason`, which may be NULL. Blocks until the other ranks have
+/// made their call.
 ///
 /// Use this function if this rank cannot make the collective call itself, for example because it could not allocate
 /// memory. A collective call that rejects its own arguments already notifies the other ranks.
@@ -1580,7 +1584,7 @@ mp_status_t mp_node_destroy(mp_node_t node);
 ///   Destinations must not overlap each other or a source.
 /// - `partitions` divides the transfers into partitions. Each partition is copied as soon as its producer marks it
 ///   ready; see `mp_plan_arm`. `MP_PARTITION_OPTIONS_INIT` lets the library choose their number and what performs the
-///   copies. NULL copies whole transfers. It must be equal on all ranks.
+///   copies. With NULL, each transfer is copied as a whole. `partitions` must be equal on all ranks.
 /// - `options` must be equal on all ranks. NULL selects all defaults.
 /// - All arrays are read during the call only. The memory of the windows must stay allocated until this rank has
 ///   destroyed the plan.
@@ -1631,9 +1635,9 @@ mp_status_t mp_node_plan(mp_node_t node,
 /// May be called from any thread, but not from a host function.
 ///
 /// For each agent (what performs the copies) in `tuning->agents`, the function plans about ten candidates with
-/// different numbers of partitions. It executes each candidate several times, and calls `produce` to enqueue the
-/// producers. The best candidate has the shortest median time on the slowest rank. Candidates that cannot be planned
-/// are skipped.
+/// different numbers of partitions. The function executes each candidate several times, and calls `produce` to enqueue
+/// the producing kernels. The best candidate has the shortest median time on the slowest rank. Candidates that cannot
+/// be planned are skipped.
 ///
 /// Rank 0 stores all measurements in the tuning file. `mpgpu tune partitions` prints and plots them. `MP_AGENT_AUTO`
 /// uses the best of them, except those of `MP_AGENT_PRODUCER` (docs/reference/tuning.md).
@@ -1693,8 +1697,9 @@ mp_status_t mp_plan_arm(mp_plan_t plan, mp_stream_t stream);
 mp_status_t mp_plan_get_trigger(mp_plan_t plan, uint32_t rank, size_t transfer, mp_trigger_t *trigger);
 
 /// Blocks until the last enqueued step of a plan with partitions has finished on this rank, but at most `seconds`
-/// seconds. Use it to find a producer that never marks its partitions ready: the error text lists the missing
-/// partitions. It does not wait for captured steps. May be called from any thread, but not from a host function.
+/// seconds. Use this function to find a producer that never marks its partitions ready: the error text lists the
+/// missing partitions. The function does not wait for captured steps. May be called from any thread, but not from a
+/// host function.
 ///
 /// After an error the step continues. If partitions of this rank are still missing 10 seconds after the start of
 /// `mp_plan_destroy`, that call ends the step without them and returns `MP_ERROR_TIMEOUT`. For missing partitions of
@@ -1715,9 +1720,9 @@ mp_status_t mp_plan_synchronize(mp_plan_t plan, double seconds);
 /// `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_RANK_FAILED`, `MP_ERROR_ALLGATHER`.
 mp_status_t mp_messenger_create(mp_node_t node, const mp_messenger_options_t *options, mp_messenger_t *messenger);
 
-/// Destroys a messenger. Other ranks need not call it at the same time. Their later operations with this rank end with
-/// `MP_ERROR_PEER_GONE`. Sends and receives of this rank that have not matched end with `MP_ERROR_CANCELLED`. May be
-/// called from any thread.
+/// Destroys a messenger. Other ranks need not call this function at the same time. Later operations of other ranks with
+/// this rank end with `MP_ERROR_PEER_GONE`. Sends and receives of this rank that have not matched end with
+/// `MP_ERROR_CANCELLED`. May be called from any thread.
 ///
 /// Blocks, for at most 10 seconds, until data transfers in progress have ended, and until messages that the library has
 /// buffered (see `mp_send`) are received or their receivers have exited. If a data transfer is still in progress after
@@ -1727,16 +1732,16 @@ mp_status_t mp_messenger_create(mp_node_t node, const mp_messenger_options_t *op
 /// Destroying the context destroys all of its messengers in this way, all at the same time.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_TIMEOUT` if buffered messages were not received, or if data transfers
-/// have not ended because a stream has not reached them. Their memory must stay allocated until their requests have
-/// ended. The messenger is destroyed even then.
+/// have not ended because a stream has not reached them. The memory of these transfers must stay allocated until their
+/// requests have ended. The messenger is destroyed even then.
 mp_status_t mp_messenger_destroy(mp_messenger_t messenger);
 
 /// Sends `bytes` bytes at `data` to rank `rank`, after earlier work in `stream` has written them. `rank` may be the
 /// calling rank. Does not block.
 ///
 /// The caller owns `*request`. `request` may be NULL. The memory at `data` must stay allocated and unchanged until the
-/// request has ended. `metadata` has `metadata_bytes` bytes, at most `MP_MESSAGE_METADATA_BYTES`. It is read during the
-/// call, and arrives when the message matches.
+/// request has ended. `metadata` has `metadata_bytes` bytes, at most `MP_MESSAGE_METADATA_BYTES`. The metadata are read
+/// during the call, and arrive when the message matches a receive.
 ///
 /// Messages from one rank to another do not overtake each other: a receive gets the first message that it matches.
 ///
@@ -1795,10 +1800,10 @@ mp_status_t mp_receive(mp_messenger_t messenger,
                        mp_request_t *request);
 
 /// Checks whether a message has arrived that a receive with the same `rank`, `tag` and `mask` would get. Does not
-/// receive it. Does not block. May be called from any thread.
+/// receive the message. Does not block. May be called from any thread.
 ///
-/// `*found` receives 1 if there is such a message, otherwise 0. If it is 1 and `info` is not NULL, `*info` receives the
-/// properties of the message.
+/// `*found` receives 1 if there is such a message, otherwise 0. If `*found` is 1 and `info` is not NULL, `*info`
+/// receives the properties of the message.
 ///
 /// Errors: `MP_ERROR_PEER_GONE` if there is no message and `rank` has exited; `MP_ERROR_INVALID_HANDLE`,
 /// `MP_ERROR_INVALID_ARGUMENT`.
@@ -1812,9 +1817,9 @@ mp_status_t mp_message_probe(mp_messenger_t messenger,
 /// Returns the properties of the message that belongs to a request. Does not block. The request stays valid. May be
 /// called from any thread.
 ///
-/// `*matched` receives 1 for a send, and for a receive or fetch that has matched; otherwise 0. If it is 1 and `info` is
-/// not NULL, `*info` receives the properties. After `MP_ERROR_MESSAGE_TRUNCATED` they are those of the message that was
-/// too long.
+/// `*matched` receives 1 for a send, and for a receive or fetch that has matched. Otherwise it receives 0. If
+/// `*matched` is 1 and `info` is not NULL, `*info` receives the properties. If the receive ended with
+/// `MP_ERROR_MESSAGE_TRUNCATED`, these are the properties of the message that was too long.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 mp_status_t mp_message_get_info(mp_request_t request, int32_t *matched, mp_message_info_t *info);
@@ -1822,9 +1827,9 @@ mp_status_t mp_message_get_info(mp_request_t request, int32_t *matched, mp_messa
 /// Creates a descriptor of the buffer of `bytes` bytes at `data`, with which one other rank of the node can copy
 /// (fetch) the buffer to its own memory. The data are read after earlier work in `stream` has finished. Does not block.
 ///
-/// The program sends the descriptor to the other rank in any way. That rank calls `mp_message_fetch` once, at any time.
-/// The memory must stay allocated and unchanged until the request `*released` has ended. The caller owns `*released`.
-/// If the other rank has exited without fetching, cancel the request.
+/// The program sends the descriptor to the other rank in any way. The other rank calls `mp_message_fetch` once, at any
+/// time. The memory must stay allocated and unchanged until the request `*released` has ended. The caller owns
+/// `*released`. If the other rank has exited without fetching, cancel the request.
 ///
 /// Errors: the errors of `mp_send`.
 mp_status_t mp_message_describe(mp_messenger_t messenger,

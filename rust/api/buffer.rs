@@ -62,7 +62,7 @@ impl<T: Element> Buffer<T> {
     }
 
     /// Allocates `len` elements on `device`, in memory that other processes can map. Other ranks of a [`Node`](crate::Node) can access a
-    /// host buffer only if this function allocated it. They can also access GPU memory from [`zeroed`](Buffer::zeroed).
+    /// host buffer only if this function allocated it. Other ranks can also access GPU memory from [`zeroed`](Buffer::zeroed).
     ///
     /// # Errors
     ///

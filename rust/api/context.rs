@@ -1,4 +1,4 @@
-//! Contexts of the Rust API.
+//! Contexts of the Rust API: the library's state for one process.
 
 use crate::buffer::End;
 use crate::plan::{Plan, Transfer};
@@ -26,7 +26,7 @@ impl Context {
         Context::with_options(&ContextOptions::default())
     }
 
-    /// Creates a context with options. They take precedence over the environment variables.
+    /// Creates a context with options. The options take precedence over the environment variables.
     ///
     /// ```
     /// use mpgpu::{BackendChoice, Context, ContextOptions};

@@ -59,7 +59,7 @@ impl Node {
     }
 
     /// Creates a node whose ranks have no allgather function. The ranks connect to each other over a Unix socket at `path`, in a directory
-    /// to which all of them can write. They wait at most one minute for each other.
+    /// to which all of them can write. The ranks wait at most one minute for each other.
     ///
     /// # Errors
     ///

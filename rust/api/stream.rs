@@ -15,7 +15,7 @@ enum Owner {
     Own,
     /// Stream that the caller owns, from a handle that was not checked.
     Raw,
-    /// Stream of another library, which this handle keeps alive. Its other owners may capture it.
+    /// Stream of another library, which this handle keeps alive. Other owners of the stream may capture it.
     #[cfg_attr(not(feature = "cudarc"), allow(dead_code))]
     Kept(#[allow(dead_code)] Arc<dyn Any + Send + Sync>),
 }

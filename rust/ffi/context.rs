@@ -110,8 +110,8 @@ fn context_options(options: &mp_context_options_t) -> Result<ContextOptions, Fai
 /// the context become invalid handles.
 ///
 /// The call first cancels operations that wait for another process or kernel: messages without a match, and executions
-/// whose partitions were not marked ready. They end within 10 seconds. The call still blocks while a stream of the
-/// context waits for a signal. It also blocks while a stream waits for another rank that is running but does not
+/// whose partitions were not marked ready. These operations end within 10 seconds. The call still blocks while a stream
+/// of the context waits for a signal. It also blocks while a stream waits for another rank that is running but does not
 /// execute its part of a node plan, or does not post the matching send or receive.
 ///
 /// May be called from any thread, but not from a host function (`mp_stream_launch_host`) or a log callback. Calls that
@@ -201,7 +201,7 @@ pub(super) fn describe(
 }
 
 /// Fills `*statistics` with the statistics of the context since its creation. Calls that run concurrently on other
-/// threads may be missing. May be called from any thread.
+/// threads may not be counted yet. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `statistics` is NULL or `statistics->size` is
 /// wrong.

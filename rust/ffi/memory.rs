@@ -30,8 +30,8 @@ pub unsafe extern "C" fn mp_alloc(context: mp_context_t, device: i32, bytes: u64
 ///
 /// Host memory: use this function if another process has to map it, because host memory from `mp_alloc` cannot be
 /// shared. The memory is zeroed. Each allocation uses one file descriptor. On CUDA, all pages of an allocation of 4 MiB
-/// or more are resident when the call returns. They are distributed over the CPU sockets, or are on the NUMA node that
-/// `device` states.
+/// or more are resident when the call returns. The pages are distributed over the CPU sockets, or are on the NUMA node
+/// that `device` states.
 ///
 /// GPU memory: sizes are rounded up to multiples of 2 MiB. Other processes can map the memory even if another library,
 /// for example UCX inside MPI, has already opened it. MPI itself is slower with this memory than with memory from

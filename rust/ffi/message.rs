@@ -125,9 +125,9 @@ pub unsafe extern "C" fn mp_messenger_create(
     })
 }
 
-/// Destroys a messenger. Other ranks need not call it at the same time. Their later operations with this rank end with
-/// `MP_ERROR_PEER_GONE`. Sends and receives of this rank that have not matched end with `MP_ERROR_CANCELLED`. May be
-/// called from any thread.
+/// Destroys a messenger. Other ranks need not call this function at the same time. Later operations of other ranks with
+/// this rank end with `MP_ERROR_PEER_GONE`. Sends and receives of this rank that have not matched end with
+/// `MP_ERROR_CANCELLED`. May be called from any thread.
 ///
 /// Blocks, for at most 10 seconds, until data transfers in progress have ended, and until messages that the library has
 /// buffered (see `mp_send`) are received or their receivers have exited. If a data transfer is still in progress after
@@ -137,8 +137,8 @@ pub unsafe extern "C" fn mp_messenger_create(
 /// Destroying the context destroys all of its messengers in this way, all at the same time.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_TIMEOUT` if buffered messages were not received, or if data transfers
-/// have not ended because a stream has not reached them. Their memory must stay allocated until their requests have
-/// ended. The messenger is destroyed even then.
+/// have not ended because a stream has not reached them. The memory of these transfers must stay allocated until their
+/// requests have ended. The messenger is destroyed even then.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_messenger_destroy(messenger: mp_messenger_t) -> mp_status_t {
     guard(|| {
@@ -153,8 +153,8 @@ pub extern "C" fn mp_messenger_destroy(messenger: mp_messenger_t) -> mp_status_t
 /// calling rank. Does not block.
 ///
 /// The caller owns `*request`. `request` may be NULL. The memory at `data` must stay allocated and unchanged until the
-/// request has ended. `metadata` has `metadata_bytes` bytes, at most `MP_MESSAGE_METADATA_BYTES`. It is read during the
-/// call, and arrives when the message matches.
+/// request has ended. `metadata` has `metadata_bytes` bytes, at most `MP_MESSAGE_METADATA_BYTES`. The metadata are read
+/// during the call, and arrive when the message matches a receive.
 ///
 /// Messages from one rank to another do not overtake each other: a receive gets the first message that it matches.
 ///
@@ -234,10 +234,10 @@ pub unsafe extern "C" fn mp_receive(
 }
 
 /// Checks whether a message has arrived that a receive with the same `rank`, `tag` and `mask` would get. Does not
-/// receive it. Does not block. May be called from any thread.
+/// receive the message. Does not block. May be called from any thread.
 ///
-/// `*found` receives 1 if there is such a message, otherwise 0. If it is 1 and `info` is not NULL, `*info` receives the
-/// properties of the message.
+/// `*found` receives 1 if there is such a message, otherwise 0. If `*found` is 1 and `info` is not NULL, `*info`
+/// receives the properties of the message.
 ///
 /// Errors: `MP_ERROR_PEER_GONE` if there is no message and `rank` has exited; `MP_ERROR_INVALID_HANDLE`,
 /// `MP_ERROR_INVALID_ARGUMENT`.
@@ -262,9 +262,9 @@ pub unsafe extern "C" fn mp_message_probe(
 /// Returns the properties of the message that belongs to a request. Does not block. The request stays valid. May be
 /// called from any thread.
 ///
-/// `*matched` receives 1 for a send, and for a receive or fetch that has matched; otherwise 0. If it is 1 and `info` is
-/// not NULL, `*info` receives the properties. After `MP_ERROR_MESSAGE_TRUNCATED` they are those of the message that was
-/// too long.
+/// `*matched` receives 1 for a send, and for a receive or fetch that has matched. Otherwise it receives 0. If
+/// `*matched` is 1 and `info` is not NULL, `*info` receives the properties. If the receive ended with
+/// `MP_ERROR_MESSAGE_TRUNCATED`, these are the properties of the message that was too long.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 #[unsafe(no_mangle)]
@@ -281,9 +281,9 @@ pub unsafe extern "C" fn mp_message_get_info(request: mp_request_t, matched: *mu
 /// Creates a descriptor of the buffer of `bytes` bytes at `data`, with which one other rank of the node can copy
 /// (fetch) the buffer to its own memory. The data are read after earlier work in `stream` has finished. Does not block.
 ///
-/// The program sends the descriptor to the other rank in any way. That rank calls `mp_message_fetch` once, at any time.
-/// The memory must stay allocated and unchanged until the request `*released` has ended. The caller owns `*released`.
-/// If the other rank has exited without fetching, cancel the request.
+/// The program sends the descriptor to the other rank in any way. The other rank calls `mp_message_fetch` once, at any
+/// time. The memory must stay allocated and unchanged until the request `*released` has ended. The caller owns
+/// `*released`. If the other rank has exited without fetching, cancel the request.
 ///
 /// Errors: the errors of `mp_send`.
 #[unsafe(no_mangle)]

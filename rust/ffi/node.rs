@@ -53,9 +53,9 @@ impl Allgather for AllgatherCallback {
 /// destroys it with `mp_node_destroy`.
 ///
 /// `allgather` gathers data from all ranks on all ranks, like `MPI_Allgather` (see `mp_allgather_t`). The library calls
-/// it with `user`, on the calling thread, during collective calls of this library. It must remain usable as long as the
-/// node exists. It must not make a collective call of this library on the same node. It may be NULL if there is only
-/// one rank or if `options->socket` is set.
+/// `allgather` with `user`, on the calling thread, during collective calls of this library. The function must remain
+/// usable as long as the node exists, and must not make a collective call of this library on the same node. `allgather`
+/// may be NULL if there is only one rank or if `options->socket` is set.
 ///
 /// With `options->socket` the ranks connect over a Unix socket instead. All of them must be processes of one user. If a
 /// file already exists at the path, the call fails, unless a killed job of this user left the file there.
@@ -130,8 +130,9 @@ pub(super) fn handed<T>(node: &NodeGroup, call: Collective, parse: impl FnOnce()
     })
 }
 
-/// Makes the current or next collective call of the other ranks fail. It fails on them with `MP_ERROR_RANK_FAILED` and
-/// the text `reason`, which may be NULL. Blocks until the other ranks have made their call.
+/// Makes the current or next collective call of the other ranks fail. The collective call returns
+/// `MP_ERROR_RANK_FAILED` there, with the error text `reason`, which may be NULL. Blocks until the other ranks have
+/// made their call.
 ///
 /// Use this function if this rank cannot make the collective call itself, for example because it could not allocate
 /// memory. A collective call that rejects its own arguments already notifies the other ranks.
@@ -255,7 +256,7 @@ pub extern "C" fn mp_node_destroy(node: mp_node_t) -> mp_status_t {
 ///   Destinations must not overlap each other or a source.
 /// - `partitions` divides the transfers into partitions. Each partition is copied as soon as its producer marks it
 ///   ready; see `mp_plan_arm`. `MP_PARTITION_OPTIONS_INIT` lets the library choose their number and what performs the
-///   copies. NULL copies whole transfers. It must be equal on all ranks.
+///   copies. With NULL, each transfer is copied as a whole. `partitions` must be equal on all ranks.
 /// - `options` must be equal on all ranks. NULL selects all defaults.
 /// - All arrays are read during the call only. The memory of the windows must stay allocated until this rank has
 ///   destroyed the plan.

@@ -34,9 +34,9 @@ pub(super) fn partitioning_of(options: &mp_partition_options_t) -> Result<Partit
 /// May be called from any thread, but not from a host function.
 ///
 /// For each agent (what performs the copies) in `tuning->agents`, the function plans about ten candidates with
-/// different numbers of partitions. It executes each candidate several times, and calls `produce` to enqueue the
-/// producers. The best candidate has the shortest median time on the slowest rank. Candidates that cannot be planned
-/// are skipped.
+/// different numbers of partitions. The function executes each candidate several times, and calls `produce` to enqueue
+/// the producing kernels. The best candidate has the shortest median time on the slowest rank. Candidates that cannot
+/// be planned are skipped.
 ///
 /// Rank 0 stores all measurements in the tuning file. `mpgpu tune partitions` prints and plots them. `MP_AGENT_AUTO`
 /// uses the best of them, except those of `MP_AGENT_PRODUCER` (docs/reference/tuning.md).
@@ -186,8 +186,9 @@ pub unsafe extern "C" fn mp_plan_get_trigger(plan: mp_plan_t, rank: u32, transfe
 }
 
 /// Blocks until the last enqueued step of a plan with partitions has finished on this rank, but at most `seconds`
-/// seconds. Use it to find a producer that never marks its partitions ready: the error text lists the missing
-/// partitions. It does not wait for captured steps. May be called from any thread, but not from a host function.
+/// seconds. Use this function to find a producer that never marks its partitions ready: the error text lists the
+/// missing partitions. The function does not wait for captured steps. May be called from any thread, but not from a
+/// host function.
 ///
 /// After an error the step continues. If partitions of this rank are still missing 10 seconds after the start of
 /// `mp_plan_destroy`, that call ends the step without them and returns `MP_ERROR_TIMEOUT`. For missing partitions of

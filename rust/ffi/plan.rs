@@ -54,13 +54,13 @@ pub(super) fn forget_all(context: &Arc<Context>) {
 /// Plans a batch of transfers together, so that they do not compete for links. Blocks for some microseconds. May be
 /// called from any thread.
 ///
-/// `transfers` has `count` elements. They run in no particular order. No destination may overlap another destination or
-/// any source of the batch. Sources may overlap. If `count` is 0, the plan does nothing. NULL `options` selects all
-/// defaults. `transfers` and `options` are read during the call only.
+/// `transfers` has `count` elements. The transfers run in no particular order. No destination may overlap another
+/// destination or any source of the batch. Sources may overlap. If `count` is 0, the plan does nothing. NULL `options`
+/// selects all defaults. `transfers` and `options` are read during the call only.
 ///
 /// The caller owns `*plan` and destroys it with `mp_plan_destroy`. The memory of the transfers must stay allocated as
-/// long as the plan is executed. If it was freed with `mp_free`, executions are rejected. Devices that need staging
-/// buffers and have none yet get them in this call.
+/// long as the plan is executed. If memory was freed with `mp_free`, executions are rejected. This call allocates
+/// staging buffers on devices that need them and have none yet.
 ///
 /// Plans are cached in the context. Planning the same request again takes only a look-up. If a cached plan has equal
 /// transfers apart from the addresses, it is reused with the new addresses. Transfers are equal in this sense if they

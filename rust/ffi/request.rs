@@ -34,8 +34,8 @@ pub(super) fn create(context: Arc<Context>, completion: Completion) -> Result<mp
 /// Blocks until the operation of a request (an execution, send, receive or fetch) has ended. Then destroys the request
 /// and sets `*request` to NULL. If `*request` is NULL, returns immediately with success.
 ///
-/// If `info` is not NULL, `*info` receives the properties of the message of a send, receive or fetch. It is also filled
-/// if the call returns `MP_ERROR_MESSAGE_TRUNCATED`. After any other error of a receive it is unchanged.
+/// If `info` is not NULL, `*info` receives the properties of the message of a send, receive or fetch. `*info` is also
+/// filled if the call returns `MP_ERROR_MESSAGE_TRUNCATED`. After any other error of a receive, `*info` is unchanged.
 ///
 /// May be called from any thread. If two threads wait for the same request, one of them may get
 /// `MP_ERROR_INVALID_HANDLE`.
@@ -147,8 +147,8 @@ pub(super) fn with_operation<T>(request: mp_request_t, ask: impl FnOnce(&Operati
 /// not fetched. Does not block. May be called from any thread.
 ///
 /// `*cancelled` receives 1 if the operation was cancelled. The request then ends with `MP_ERROR_CANCELLED`.
-/// `*cancelled` receives 0 if the operation can no longer be cancelled. It then continues. In both cases the caller
-/// must still wait for the request or destroy it.
+/// `*cancelled` receives 0 if the operation can no longer be cancelled. The operation then continues. In both cases the
+/// caller must still wait for the request or destroy it.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 #[unsafe(no_mangle)]
@@ -160,8 +160,8 @@ pub unsafe extern "C" fn mp_request_cancel(request: mp_request_t, cancelled: *mu
     })
 }
 
-/// Makes all work that is enqueued in `stream` from now on wait until the operation of a request has ended. That work
-/// then sees the data of a receive, and may overwrite the data of a send.
+/// Makes all work that is enqueued in `stream` from now on wait until the operation of a request has ended. The later
+/// work sees the data of a receive, and may overwrite the data of a send.
 ///
 /// Does not block, even if a message has not matched yet. The request stays valid. A NULL request counts as ended. If
 /// the operation fails, the stream continues nevertheless. Only the result of the request shows whether the data have

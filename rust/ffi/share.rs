@@ -69,9 +69,9 @@ pub unsafe extern "C" fn mp_memory_export(
 ///   `in_kernels` may be NULL.
 ///
 /// `kernels` selects who accesses the memory:
-/// - `MP_DEVICE_AUTO`: transfers use `*pointer`. On CUDA, kernels can use it too if the memory is from `cudaMalloc` or
-///   `mp_alloc`. They run on the GPU that is current in the calling thread or, if none is current, on a GPU that the
-///   context uses.
+/// - `MP_DEVICE_AUTO`: transfers use `*pointer`. On CUDA, kernels can use `*pointer` too if the memory is from
+///   `cudaMalloc` or `mp_alloc`. These kernels must run on the GPU that is current in the calling thread or, if none is
+///   current, on a GPU that the context uses.
 /// - A device: kernels of this device use `*in_kernels`, regardless of the current GPU. This also works for memory on a
 ///   GPU that is not visible to this process. `*device` receives `kernels`. `*pointer` is then not valid in transfers;
 ///   pass it only to `mp_memory_close`.
@@ -223,7 +223,7 @@ pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid
 }
 
 /// Makes all work that is enqueued in `stream` from now on wait until each counter in `signals` has reached its value.
-/// That work sees all data that were written before the counters were set. Does not block. May be called from any
+/// The later work sees all data that were written before the counters were set. Does not block. May be called from any
 /// thread.
 ///
 /// The counters must be in memory of this context. The receiver therefore waits in its own memory, which it has
@@ -231,9 +231,10 @@ pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid
 /// Functions that wait for all work of the context (`mp_free`, `mp_memory_close`, `mp_context_destroy`) block until
 /// these waits have ended.
 ///
-/// If a process that has mapped the memory of a counter exits without closing it, the waits for counters in this memory
-/// that are below their values are abandoned. Later work in the stream, and work in other streams that is ordered after
-/// it, then runs with stale data. The error `MP_ERROR_PEER_GONE` reports abandoned waits as follows:
+/// If a process that has mapped the memory of a counter exits without closing it, waits for counters in this memory are
+/// abandoned, unless the counters have already reached their values. Later work in the stream, and work in other
+/// streams that is ordered after it, then runs with stale data. The error `MP_ERROR_PEER_GONE` reports abandoned waits
+/// as follows:
 /// - The next `mp_stream_synchronize` returns the error once, after the work has finished. This applies to a stream
 ///   whose wait was abandoned, and to a stream that has waited for such a stream by `mp_stream_wait_event`.
 /// - `mp_wait`, `mp_test` and `mp_event_synchronize` return the error for work that was enqueued before the stream of

@@ -71,7 +71,8 @@ pub enum mp_status_t {
     MP_ERROR_RANK_FAILED = 18,
     /// The caller's allgather function (`mp_allgather_t`) returned an error.
     MP_ERROR_ALLGATHER = 19,
-    /// A message is longer than the receive buffer. It is not lost: a receive with a larger buffer still gets it.
+    /// A message is longer than the receive buffer. The message is not lost: a receive with a larger buffer still gets
+    /// it.
     MP_ERROR_MESSAGE_TRUNCATED = 20,
     /// The send or receive was cancelled before it matched, or its messenger was destroyed.
     MP_ERROR_CANCELLED = 21,
@@ -105,8 +106,8 @@ pub type mp_log_level_value = c_int;
 #[repr(C)]
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum mp_backend_t {
-    /// Backend named by `MPGPU_BACKEND`. If the variable is not set: CUDA if a GPU is available, otherwise the host
-    /// backend.
+    /// Backend that the environment variable `MPGPU_BACKEND` selects. If it is not set, CUDA if a GPU is available,
+    /// otherwise the host backend.
     MP_BACKEND_AUTO = 0,
     /// Virtual devices, implemented by CPU threads. The data are really copied; predicted times come from a model.
     MP_BACKEND_HOST = 1,
@@ -118,7 +119,8 @@ pub enum mp_backend_t {
 #[repr(C)]
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum mp_engine_t {
-    /// Engine named by `MPGPU_ENGINE`. If the variable is not set, the engine with the shortest predicted time.
+    /// Engine that the environment variable `MPGPU_ENGINE` selects. If it is not set, the engine with the shortest
+    /// predicted time.
     MP_ENGINE_AUTO = 0,
     /// Copies on several internal streams, ordered by events.
     MP_ENGINE_STREAM = 1,
@@ -294,9 +296,9 @@ pub struct mp_plan_options_t {
     /// plans of `mp_node_plan` the GPUs of the node are counted rank by rank, in the order in which each rank lists or
     /// sees them. `MP_RELAY_NONE` allows no GPU. 0 allows all GPUs, unless the environment variable states otherwise.
     pub relay_gpus: u64,
-    /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. The variants are: all
-    /// paths; all paths, but with half as much data on the indirect ones; only direct paths. In plans of `mp_node_plan`
-    /// this option affects only `MP_AGENT_AUTO`.
+    /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. There are up to three
+    /// variants: with all paths, with all paths but half as much data on the indirect paths, and with only direct
+    /// paths. In plans of `mp_node_plan` this option affects only `MP_AGENT_AUTO`.
     pub adapt: mp_switch_value,
     /// Number of chunks into which data are divided on each path through another GPU. Overrides `chunk_bytes`. The
     /// library uses more chunks if the staging limit requires it. 0 lets the library choose.
@@ -397,8 +399,8 @@ pub struct mp_node_options_t {
     /// Number of elements of `devices`. 0 if `devices` is NULL.
     pub device_count: usize,
     /// Path of a Unix socket over which the ranks connect to each other if they have no allgather function. All ranks
-    /// pass the same path, in a directory to which all of them can write. They wait up to one minute for each other.
-    /// NULL if an allgather function is passed.
+    /// pass the same path, in a directory that all of them can write to. The ranks wait up to one minute for each
+    /// other. NULL if an allgather function is passed.
     pub socket: *const c_char,
     /// Reason why this rank cannot join the node. NULL if the rank can join. If a reason is set, `mp_node_create` fails
     /// on all ranks, the other ranks receive the reason, and the context of this rank may be NULL.
@@ -499,7 +501,7 @@ pub enum mp_agent_t {
     /// on, a further method is measured: the producers store directly at the destination. If `adapt` of the plan's
     /// options is off, executions measure nothing.
     MP_AGENT_AUTO = 0,
-    /// Copy engines copy each partition by itself, over all paths of the plan. They occupy no multiprocessor.
+    /// Copy engines copy each partition by itself, over all paths of the plan. The copies occupy no multiprocessor.
     MP_AGENT_COPY_ENGINE = 1,
     /// No copy is made: the producing kernels store their results directly at the destination, whose address they read
     /// from `mp_trigger_t::step`.
