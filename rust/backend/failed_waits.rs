@@ -1,15 +1,16 @@
 //! Records failed waits: a stream waited for a counter and continued without the awaited data, because the process that should have set the
 //! counter has exited or left.
 //!
-//! A [`Line`] is a group of counters of one allocation that one party (process or context) sets. Work behind a failed wait has used stale
-//! data, and so has work of other streams that is ordered after the waiting stream. A thread that waits for a stream therefore receives
-//! [`BackendError::PeerGone`], once for each stream and counter group, if a wait of the stream for a counter of this group has failed. The
-//! thread also receives it if the stream is ordered, by events of this backend, after another stream with such a failed wait. Other streams
-//! are not affected. The backend does not know the order that callers establish by the driver's own events. It also does not know the
-//! streams in which graphs and the caller's kernels wait, so their failures are reported on every stream.
+//! A counter group ([`Line`]) consists of the counters of one allocation that one party (process or context) sets. Work that follows a
+//! failed wait in its stream has used stale data. Work of other streams that is ordered after the waiting stream has used stale data too.
+//! If a wait of a stream for a counter has failed, a thread that waits for this stream therefore receives [`BackendError::PeerGone`]. A
+//! thread that waits for a stream that is ordered, by events of this backend, after the stream with the failed wait receives this error
+//! too. The error is returned once for each stream and counter group. Other streams are not affected. The backend does not know the order
+//! that callers establish by the driver's own events. It also does not know the streams in which graphs and the caller's kernels wait.
+//! Failed waits of graphs and kernels are therefore reported on every stream.
 //!
-//! An execution or an event reports the failures of the counter groups that its stream was ordered after when the work was enqueued, except
-//! those that the stream had already reported by then.
+//! An execution reports the failed waits that its stream was ordered after when the execution was enqueued, and an event those that its
+//! stream was ordered after when the event was recorded. Failures that the stream had already reported by then are excepted.
 //!
 //! While no stream waits for a peer, the cost is a single atomic load.
 
@@ -21,7 +22,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Wait of a stream for a counter that will not be set any more.
+/// Wait of a stream for a counter that will no longer be set to the awaited value.
 #[derive(Copy, Clone, Debug)]
 pub struct FailedWait {
     /// Counter and value for which the stream waited.
@@ -49,12 +50,12 @@ impl FailedWait {
     }
 }
 
-/// Record of the waits of a backend's streams: the counter groups for which streams wait, the waits that have failed, and the failures that
-/// were reported.
+/// Record of the waits of a backend's streams for counters: the counter groups ([`Line`]) for which streams wait, the waits that have
+/// failed, and the failures that were already reported.
 #[derive(Debug, Default)]
 pub struct FailedWaits {
     /// Number of streams that are ordered after waits, plus the number of failures that are reported on all streams. While it is 0, no
-    /// thread takes the lock.
+    /// thread acquires the lock.
     count: AtomicUsize,
     state: Mutex<WaitsState>,
 }
@@ -64,7 +65,7 @@ type Lines = SmallVec<[Line; 2]>;
 #[derive(Debug, Default)]
 struct WaitsState {
     /// Counter groups ([`Line`]) that each stream is ordered after, by its own waits or through other streams. The key is the number of the
-    /// stream. Each group is stored with the value of `now` when it was last recorded.
+    /// stream. Each group is stored with the value of the field `now` when the group was last recorded.
     behind: HashMap<u64, SmallVec<[(Line, u64); 2]>>,
     /// Number of waits recorded so far. It serves as a clock.
     now: u64,
@@ -72,24 +73,26 @@ struct WaitsState {
     unseen: HashSet<Line>,
     /// First failed wait for a counter of each group ([`Line`]) that has failed waits.
     lost: HashMap<Line, FailedWait>,
-    /// Counter groups in `unseen` for which a wait has failed. Every stream reports these failures.
+    /// Counter groups ([`Line`]) in `unseen` for which a wait has failed. Every stream reports these failures.
     for_all: Lines,
-    /// Failures that were already reported. Each entry holds the number of the reporting stream and the counter group.
+    /// Failures that were already reported. Each entry holds the number of the stream on which the failure was reported, and the counter
+    /// group ([`Line`]).
     told: HashSet<(u64, Line)>,
 }
 
-/// Counter groups ([`Line`]) that a piece of enqueued work is ordered after: the groups of its stream at the time when the work was
-/// enqueued.
+/// Counter groups ([`Line`]) that an execution or an event is ordered after: the groups of its stream at the time when it was enqueued.
 #[derive(Clone, Debug, Default)]
 pub struct Behind {
     lines: Lines,
-    /// Counter groups whose failures concern all streams and that the stream of the work had already reported.
+    /// Counter groups ([`Line`]) whose failures are reported on all streams, and that the stream had already reported when the work was
+    /// enqueued.
     told: Lines,
-    /// Stream of the work. It is not queried, and is `None`, if no stream waits, because the query costs time.
+    /// Number of the stream of the work. `None` if no stream waits for counters. The number is then not queried, because the query costs
+    /// time.
     stream: Option<u64>,
 }
 
-/// Start of a thread's wait for a stream, expressed as the number of stream waits that were recorded by then.
+/// Moment at which a thread begins to wait for a stream, expressed as the number of waits of streams that were recorded by then.
 #[derive(Copy, Clone, Debug)]
 pub struct Began(u64);
 
@@ -108,7 +111,8 @@ impl WaitsState {
         }
     }
 
-    /// Returns an error that names each failure of the counter groups `lines` once, and marks these failures as reported on the stream.
+    /// Returns an error that names each failed wait for a counter of the groups `lines` once, and marks these failures as reported on
+    /// `stream`. Returns `Ok` if no such wait has failed.
     fn tell(&mut self, stream: Option<u64>, lines: impl Iterator<Item = Line>) -> Result<(), BackendError> {
         let lost: Lines = lines.filter(|line| self.lost.contains_key(line)).collect();
         if lost.is_empty() {
@@ -142,18 +146,18 @@ impl FailedWaits {
 
     /// Records that a stream is about to wait for counters of the groups `lines`. `stream` is the unique number of the stream.
     pub fn wait(&self, stream: u64, lines: impl Iterator<Item = Line>) {
-        // The groups are collected before locking. Finding the groups locks tables of memory. A thread that holds these locks may record a
-        // failure, for which it needs the lock of this object.
+        // The groups are collected before the lock is acquired, because finding them locks tables of memory. A thread that holds the lock
+        // of such a table may record a failure, for which it needs the lock of this object.
         let lines: Lines = lines.collect();
         self.with(|state| state.note(stream, lines.into_iter()));
     }
 
-    /// Records that graphs or kernels of the caller wait for counters of a group, in unknown streams.
+    /// Records that graphs or kernels of the caller wait for counters of the group `line`, in unknown streams.
     pub fn wait_unseen(&self, line: Line) {
         self.with(|state| state.unseen.insert(line));
     }
 
-    /// Records that later work of a stream is ordered after the work `other`.
+    /// Records that later work of a stream is ordered after the work that `other` describes.
     pub fn join(&self, stream: impl FnOnce() -> u64, other: &Behind) {
         if !other.lines.is_empty() {
             let stream = stream();
@@ -161,8 +165,8 @@ impl FailedWaits {
         }
     }
 
-    /// Records a failed wait for a counter of a group, before its stream continues. Only the first failed wait of each group is logged as
-    /// an error, because a loop may have enqueued thousands.
+    /// Records a failed wait for a counter of the group `line`, before the waiting stream continues. Only the first failed wait of each
+    /// group is logged as an error, because a loop may have enqueued thousands of waits.
     pub fn note(&self, line: Line, wait: FailedWait) {
         self.with(|state| {
             if state.lost.contains_key(&line) {
@@ -190,14 +194,14 @@ impl FailedWaits {
         })
     }
 
-    /// Marks the start of a thread's wait for a stream. When this wait ends, each wait of the stream recorded before has either been
-    /// satisfied or failed.
+    /// Marks the moment at which a thread begins to wait for a stream. When the thread's wait ends, each wait of the stream for a counter
+    /// that was recorded before this moment has been satisfied or has failed.
     pub fn begin(&self) -> Began {
         Began(if self.is_idle() { 0 } else { self.with(|state| state.now) })
     }
 
-    /// Returns an error for the failures that a stream is ordered after and has not yet reported. Called after a wait for the stream that
-    /// started at `began`.
+    /// Returns an error that names the failed waits that a stream is ordered after and has not yet reported. Returns `Ok` if there are
+    /// none. Called after a thread has waited for the stream; `began` is the moment at which the thread began to wait.
     pub fn report(&self, stream: impl FnOnce() -> u64, began: Began) -> Result<(), BackendError> {
         if self.is_idle() {
             return Ok(());
@@ -218,7 +222,8 @@ impl FailedWaits {
         })
     }
 
-    /// Returns an error for the failures that `work` is ordered after. Called after a wait for this work.
+    /// Returns an error that names the failed waits that `work` is ordered after. Returns `Ok` if there are none. Called after a thread has
+    /// waited for this work.
     pub fn report_behind(&self, work: &Behind) -> Result<(), BackendError> {
         if self.is_idle() && work.lines.is_empty() {
             return Ok(());
@@ -286,7 +291,7 @@ mod tests {
     #[test]
     fn a_loss_can_be_noted_while_the_allocations_of_a_wait_are_looked_for() {
         let failed = FailedWaits::default();
-        // The thread that looks up allocations may wait for a lock whose holder records a failure.
+        // A thread that looks up allocations may wait for a lock, and the thread that holds this lock may record a failure.
         failed.wait(1, lines([10]).inspect(|_| assert!(failed.state.try_lock().is_ok(), "both would wait for ever")));
         failed.note(line(10), wait_for(41));
         said(report(&failed, 1));
@@ -312,7 +317,7 @@ mod tests {
         for stream in [2, 3] {
             report(&failed, stream).expect("it waits elsewhere, or not at all");
         }
-        // Work that was enqueued before the failure reports this failure separately, even if its stream has reported it since.
+        // Work that was enqueued before the failure also reports this failure, even if its stream has reported it since.
         assert_eq!(said(failed.report_behind(&first)), text);
         failed.report_behind(&second).expect("it waits elsewhere");
         failed.report_behind(&before).expect("it came before all waits");

@@ -10,12 +10,12 @@ mod armed {
         static ARMED: RefCell<Option<&'static str>> = const { RefCell::new(None) };
     }
 
-    /// Makes the calling thread panic once, when it next reaches the point `name`.
+    /// Requests a fault: the calling thread panics once, when it next reaches the point `name`.
     pub fn arm(name: &'static str) {
         ARMED.with_borrow_mut(|armed| *armed = Some(name));
     }
 
-    /// Returns true if a fault is armed for the calling thread and has not yet occurred.
+    /// Returns true if a fault was requested for the calling thread and has not yet occurred.
     pub fn is_armed() -> bool {
         ARMED.with_borrow(Option::is_some)
     }

@@ -29,10 +29,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// Maximum number of threads that make pages resident. Additional threads do not help once the memory channels of two sockets are
 /// saturated.
 const MOST_THREADS: usize = 16;
-/// Size in bytes of the piece of a new buffer that a thread writes to before it continues with another piece. This size is used if the size
+/// Size in bytes of the part of a new buffer that a thread writes to before it continues with another part. This size is used if the size
 /// of huge pages is unknown or too large for the buffer.
 const PIECE: usize = 2 << 20;
-/// Size in bytes of the piece of the program's memory that a thread makes resident before it continues with another piece.
+/// Size in bytes of the part of the program's memory that a thread makes resident before it continues with another part.
 const TURN: usize = 64 << 20;
 
 /// Properties of the system that matter for placing host memory: huge pages and NUMA nodes.
@@ -42,7 +42,7 @@ pub struct HostFacts {
     pub huge: Option<String>,
     /// Number of NUMA nodes that have CPUs, followed by the number of these nodes whose CPUs this process may use.
     pub nodes: (usize, usize),
-    /// Result of a trial that places a page on a NUMA node: success, or the reason for the failure.
+    /// Result of a trial in which a page was placed on a NUMA node: `Ok`, or the reason for the failure.
     pub placing: Result<(), String>,
 }
 
@@ -151,7 +151,8 @@ impl PageRange {
                     if let Err(error) = self.prefer(*number) {
                         log::debug!("mbind to NUMA node {number}: {error}");
                     }
-                    // Threads on other nodes could also place the pages there, but more slowly.
+                    // If possible, only threads on the requested node are used. Threads on other nodes could also place pages there, but
+                    // more slowly.
                     if groups.iter().any(|(group, _)| group == number) {
                         groups.retain(|(group, _)| group == number);
                     }
@@ -188,12 +189,12 @@ impl PageRange {
         })
     }
 
-    /// Makes all pages resident and keeps their contents, in huge pages if requested and supported. Several threads do the work. They pass
-    /// each piece ([`pieces`](PageRange::pieces)) to `done` as soon as it is resident, with true if it is writable. Blocks until all pieces
-    /// are done. After the first error, no further piece is started, and the error is returned.
+    /// Makes all pages resident and keeps their contents, in huge pages if requested and supported. Several threads do the work. As soon as
+    /// a piece of the range ([`pieces`](PageRange::pieces)) is resident, a thread calls `done` with the piece, and with true if the piece
+    /// is writable. Blocks until all pieces are done. After the first error, no further piece is started, and the error is returned.
     ///
-    /// On a machine with two H200, sixteen threads take 85 ms per GiB, or 48 ms with huge pages. The driver's own thread takes 310 ms, or
-    /// 135 ms with huge pages.
+    /// On a machine with two H200, sixteen threads take 85 ms per GiB, or 48 ms per GiB with huge pages. The driver, which uses one thread,
+    /// takes 310 ms per GiB, or 135 ms per GiB with huge pages.
     pub fn bring_in(
         self,
         piece: usize,
@@ -329,12 +330,12 @@ impl PageRange {
     /// Makes the system place the pages on a NUMA node while it has free memory. `MPOL_BIND` is not used, because the system kills the
     /// process if the node is full.
     fn prefer(&self, node: u32) -> io::Result<()> {
-        // All numbers here are as wide as a register, because the system call reads entire registers.
+        // All arguments here are as wide as a register, because the system call reads entire registers.
         const MPOL_PREFERRED: libc::c_ulong = 1;
         const NO_FLAGS: libc::c_ulong = 0;
         let mut mask = vec![0 as libc::c_ulong; node as usize / BITS + 1];
         mask[node as usize / BITS] |= 1 << (node as usize % BITS);
-        // The kernel uses one bit less than the number of bits that it is given.
+        // The kernel uses one bit less than the number of bits that the argument states.
         let bits = mask.len() * BITS + 1;
         // SAFETY: the range consists of whole pages of a mapping. The mask has that many bits and is read during the call.
         let failed = unsafe {
@@ -408,7 +409,7 @@ fn entry_bytes(meminfo: &str, entry: &str) -> Option<u64> {
 /// Returns the CPUs that the calling thread may use according to its cpuset and its affinity. The list is empty if the system does not
 /// report them.
 fn allowed_cpus() -> Vec<usize> {
-    // The system rejects a bit mask that is shorter than its own.
+    // The system rejects a bit mask that is shorter than the system's own mask, so longer masks are tried until one is accepted.
     for words in [16_usize, 64, 256, 1024, 4096] {
         let mut mask = vec![0 as libc::c_ulong; words];
         // SAFETY: the size that is passed to the call is the size of the mask.

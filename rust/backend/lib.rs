@@ -74,14 +74,14 @@ impl Allocation {
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StreamHandle(pub usize);
 
-/// Handle of a caller's event, as in `mp_event_t`. On CUDA it is an event of [`Backend::create_event`] or any `cudaEvent_t`.
+/// Handle of a caller's event, as in `mp_event_t`. On CUDA it may be an event of [`Backend::create_event`] or any `cudaEvent_t`.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EventHandle(pub usize);
 
 /// Signal: a 64-bit counter and the value to set or to wait for. The counter is in memory that the backend can locate, aligned to 8 bytes.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// Address of the counter.
+    /// Address of the counter of the signal.
     pub counter: u64,
     /// Value to set or to wait for. A wait ends when the counter is equal to or greater than this value. The comparison allows for the
     /// counter's overflow at 2^64.
@@ -92,8 +92,8 @@ pub struct Signal {
 pub trait CompletionState: Debug + Send + Sync {
     /// Returns true if the execution has finished, without waiting. This method and `wait` return an error of the execution.
     fn is_done(&self) -> Result<bool, BackendError>;
-    /// Returns true if the execution is known to have finished. The result may remain false after the execution has finished, because
-    /// polling is expensive.
+    /// Returns true if the execution is known to have finished. The result may remain false for some time after the end of the execution,
+    /// because querying the device is expensive.
     fn is_known_done(&self) -> bool {
         // An execution that failed has also finished. The caller of the execution receives its error.
         self.is_done().unwrap_or(true)
@@ -154,31 +154,31 @@ pub type HostFunction = Box<dyn Fn() + Send + Sync>;
 /// Method by which a stream waits for signals. A backend that supports only one method ignores the choice.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum SignalWait {
-    /// Stream memory operation, which occupies no multiprocessor.
+    /// Stream memory operation of the driver. It occupies no multiprocessor.
     #[default]
     Operation,
     /// Kernel of one warp that polls the signal. It reacts sooner, but occupies the GPU while it waits.
     Kernel,
 }
 
-/// Action of a kernel that executes a whole communication step with little data ([`Backend::stream_run_actions`]). The kernel executes its
-/// actions in order.
+/// Action of a kernel that executes all operations of a rank in a communication step with little data ([`Backend::stream_run_actions`]).
+/// The kernel executes its actions in order.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Waits until a flag in memory of the kernel's GPU is set, and resets it. Each block of the kernel that sets the flag increments it by
-    /// one.
+    /// Waits until a flag in memory of the kernel's GPU is set, and resets it. Each block of the kernel that sets the flag adds 1 to the
+    /// flag.
     Take {
         /// Address of the flag.
         flag: u64,
-        /// Number of blocks of the kernel that sets the flag.
+        /// Number of blocks of the kernel that sets the flag. The flag is set when it has this value.
         blocks: u32,
     },
     /// Copies the data of the execution's transfer with this index.
     Copy(u32),
     /// Sets the flag at this address in memory of another GPU, after all earlier actions.
     Raise(u64),
-    /// Waits, within one block, until the earlier actions are complete before the later ones begin. Without it, copies are not ordered
-    /// among themselves.
+    /// Waits, within one block, until the earlier actions are complete before the later actions begin. Without this action, the copies
+    /// before and after it would not be ordered.
     Order,
 }
 
@@ -201,16 +201,17 @@ impl Action {
 /// Launch parameters of a kernel that executes actions: the number of its blocks, and the words in memory that control it.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActionGrid {
-    /// Address of [`ActionGrid::WORDS`] words of GPU memory for use by the kernel; 0 before the first launch.
+    /// Address of [`ActionGrid::WORDS`] 64-bit words of GPU memory for internal use by the kernel. The words must be 0 before the first
+    /// launch.
     pub words: u64,
-    /// Address of a word that stops the kernel; the word is a counter as described at [`Backend::kernel_wait_signals`]. Once the word is
-    /// not 0, all waits of this launch end without success. This launch and later launches with the same `words` then write no data and set
-    /// no flags. A launch that has waited for about 0.1 ms sets the following word in memory to 1.
+    /// Address of a word that stops the kernel when it is not 0. The word is a counter as described at [`Backend::kernel_wait_signals`]. If
+    /// it becomes nonzero, all waits of the running launch end without success. This launch and later launches with the same `words` then
+    /// write no data and set no flags. A launch that has waited for about 0.1 ms sets the word after it in memory to 1.
     pub stop: u64,
-    /// Address of a word of GPU memory that is 0 or 1. It selects the half of the actions that the launch executes, and the launch then
-    /// toggles it. If the address is 0, each launch executes all actions.
+    /// Address of a word of GPU memory that is 0 or 1. It selects the half of the actions that a launch executes, and each launch toggles
+    /// it. If the address is 0, each launch executes all actions.
     pub turn: u64,
-    /// Number of blocks of the kernel. The value 0 stands for one block.
+    /// Number of blocks of the kernel. The value 0 means one block.
     pub blocks: u32,
 }
 
@@ -229,7 +230,8 @@ impl ActionGrid {
     const BLOCK_BYTES: u64 = 8 << 10;
 
     /// Returns the number of blocks of a kernel that copies `bytes` bytes in total, on a GPU with `processors` multiprocessors. The result
-    /// is at most `asked`, by default at most a quarter of the multiprocessors, because kernels of the program run at the same time.
+    /// is at most `asked`. If `asked` is `None`, the result is at most a quarter of the multiprocessors, because kernels of the program run
+    /// at the same time.
     pub fn blocks_for(bytes: u64, asked: Option<u32>, processors: u32) -> u32 {
         let most = asked.map_or(processors / 4, |asked| asked.min(processors)).max(1);
         if bytes <= ActionGrid::NARROW_BYTES { 1 } else { bytes.div_ceil(ActionGrid::BLOCK_BYTES).min(u64::from(most)) as u32 }
@@ -252,12 +254,14 @@ pub const MOST_ACTIONS: usize = 120;
 /// Information about an execution that the caller requests.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum Report {
-    /// No information. The end of the execution is known only from stream order, and the backend saves the cost of marking it.
+    /// No information is returned. Only work that follows in the stream shows the end of the execution. The backend saves the cost of
+    /// marking the end.
     Nothing,
-    /// A completion, by which the caller can wait for the end of the execution.
+    /// A completion is returned, by which the caller can wait for the end of the execution.
     #[default]
     End,
-    /// A completion with the times of each operation. The operations are then issued one by one, even if they could form one graph.
+    /// A completion with the times of each operation is returned. The operations are then issued one by one, even if they could form one
+    /// graph.
     Times,
 }
 
@@ -282,15 +286,16 @@ pub struct Execution<'a> {
     pub engine: Engine,
     /// State that the backend keeps for the plan, shared by all executions of the plan. `None` if the program does not belong to a plan.
     pub state: Option<&'a PlanState>,
-    /// Information that the caller requests.
+    /// Information about the execution that the caller requests.
     pub report: Report,
-    /// State that shows whether this communication step of several ranks was abandoned; `None` for other executions. An abandoned step
-    /// copies nothing.
+    /// State that shows whether this communication step of several ranks was abandoned (skipped because another rank exited or left). An
+    /// abandoned step copies nothing. `None` for other executions.
     pub fate: Option<&'a StepFate>,
 }
 
 impl<'a> Execution<'a> {
-    /// Creates an execution by streams that returns a completion. It does not belong to a plan and is ordered only after its stream.
+    /// Creates an execution that runs in streams and returns a completion. The execution belongs to no plan, and is ordered only after
+    /// earlier work in its stream.
     pub fn new(program: &'a Arc<Program>, endpoints: &'a Arc<[Endpoints]>, rings: &'a Arc<[u64]>, stream: StreamHandle) -> Self {
         let (engine, report) = (Engine::Auto, Report::End);
         Execution { program, endpoints, rings, stream, after: &[], verify: false, engine, state: None, report, fate: None }
@@ -360,9 +365,9 @@ pub enum BackendError {
     Driver { what: String, reason: String, code: i64 },
 }
 
-/// Size in bytes of the pieces in which host memory of programs is pinned. Pieces end at addresses that are multiples of it. Drivers from
-/// version 580 on reject a call that pins 512 GiB. Several threads that pin pieces of 1 GiB take 33 ms per GiB (two H200); one call for the
-/// whole range takes 48 ms per GiB.
+/// Size in bytes of the pieces in which host memory of programs is pinned. Pieces end at addresses that are multiples of this size. Drivers
+/// from version 580 on reject a call that pins 512 GiB. Several threads that pin pieces of 1 GiB take 33 ms per GiB (two H200); one call
+/// for the whole range takes 48 ms per GiB.
 pub const REGISTERED_PIECE: u64 = 1 << 30;
 
 /// Part of an error message that explains why host memory cannot be shared with other processes. All backends use the same words.
@@ -372,7 +377,7 @@ pub const HOST_MEMORY_IS_SHARED_BY: &str =
 /// Number of programs for which a backend keeps executable graphs by default.
 pub const USUAL_GRAPHS: usize = 128;
 
-/// Statistics of the executable graphs ("execs") of a backend.
+/// Statistics of the executable CUDA graphs (`cudaGraphExec_t`, "execs") of a backend.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct GraphStatistics {
     /// Number of programs (compiled plans) that have executable graphs now.
@@ -463,8 +468,8 @@ pub trait Backend: Send + Sync {
         Err(BackendError::InvalidPointer(address))
     }
     /// Returns the number of staging rings at the start of the program's list that the caller must protect: the caller must order
-    /// executions that use the same one of these rings. The backend itself assigns each of the remaining rings to one execution at a time,
-    /// in the order in which the streams reach the executions.
+    /// executions that use the same ring. The backend itself assigns each of the remaining rings to one execution at a time, in the order
+    /// in which the streams reach the executions.
     fn ordered_rings(&self, program: &Program) -> usize {
         program.rings.len()
     }
@@ -501,8 +506,8 @@ pub trait Backend: Send + Sync {
     fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError>;
     /// Makes all work that is enqueued in `stream` after this call wait for the work that is currently recorded in `event`.
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), BackendError>;
-    /// Blocks until the work that is currently recorded in `event` has finished. Reports failed waits in each call, until the event is
-    /// recorded in a stream that has already reported them.
+    /// Blocks until the work that is currently recorded in `event` has finished. If a wait for a counter has failed in that work, each call
+    /// returns the error, until the event is recorded in a stream that has already reported the failure.
     fn synchronize_event(&self, event: EventHandle) -> Result<(), BackendError>;
 
     /// Enqueues one execution of a program, and returns its completion unless [`Report::Nothing`] is requested. If an error is returned, no
@@ -621,12 +626,12 @@ pub trait Backend: Send + Sync {
         Err(BackendError::NotSupported(format!("the {} backend does not support signals", self.name())))
     }
     /// Sets the counters `raises` in the same way as [`stream_raise_signals`](Backend::stream_raise_signals). Then makes all work that is
-    /// enqueued in `stream` after this call wait until every flag is 1, and resets each flag to 0. Both are in one call, because the driver
+    /// enqueued in `stream` after this call wait until every flag is 1, and resets each flag to 0. One call does both, because the driver
     /// accepts them as one operation.
     ///
     /// A flag is a counter in memory of this process from [`Backend::allocate_shared`]. It is set again only after it was reset. Unlike a
-    /// wait for signals, this call does not check the current value of a flag, which may belong to an earlier step. If the process that
-    /// should set a flag exits or leaves, the wait ends and the step is abandoned.
+    /// wait for signals, this call does not check the current value of a flag, which may belong to an earlier communication step. If the
+    /// process that should set a flag exits or leaves, the wait ends and the communication step is abandoned.
     fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64], fate: &StepFate) -> Result<(), BackendError> {
         let _ = (stream, raises, flags, fate);
         Err(BackendError::NotSupported(format!(
@@ -635,7 +640,8 @@ pub trait Backend: Send + Sync {
         )))
     }
     /// Makes all work that is enqueued in `stream` after this call wait until every flag is 1. The requirements for flags are those of
-    /// [`stream_take_flags`](Backend::stream_take_flags). This call does not reset the flags; each step resets them before it begins.
+    /// [`stream_take_flags`](Backend::stream_take_flags). This call does not reset the flags. Each communication step resets them before it
+    /// begins.
     fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64], fate: &StepFate) -> Result<(), BackendError> {
         let _ = (stream, flags, fate);
         Err(BackendError::NotSupported(format!(
@@ -645,7 +651,8 @@ pub trait Backend: Send + Sync {
     }
     /// Enqueues one kernel of `device` that executes all operations of this rank in a communication step with little data. The kernel
     /// executes [actions](Action::segment), whose copies use the addresses of [`action_reach`](Backend::action_reach). Returns false and
-    /// enqueues nothing if the stream belongs to another GPU. The step is abandoned if the process that should set a flag exits or leaves.
+    /// enqueues nothing if the stream belongs to another GPU. The communication step is abandoned if the process that should set a flag
+    /// exits or leaves.
     fn stream_run_actions(
         &self,
         stream: StreamHandle,
@@ -700,14 +707,14 @@ pub trait Backend: Send + Sync {
     }
     /// Reports that a party (importing process or context) that sets counters in this allocation has exited or left. Current and later
     /// waits for its counters ([`Signallers::concerns`]) then end, with a failure, if the counter has not reached its value. Other waits
-    /// are not affected. No stream therefore waits forever, and a thread that waits for the stream receives [`BackendError::PeerGone`]
-    /// once. If `party` is `None`, only counters for which no party is recorded are affected.
+    /// are not affected. No stream therefore waits forever. A thread that waits for a stream with a failed wait receives
+    /// [`BackendError::PeerGone`] once. If `party` is `None`, only counters for which no party is recorded are affected.
     fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer) {
         let _ = (allocation, party, peer);
     }
-    /// Sets counters again by which [`fail_waits`](Backend::fail_waits) has ended waits, if the program or another process has reset them
-    /// since. This ends waits for processes that have exited or left. Called every few milliseconds after `fail_waits`, for as long as it
-    /// returns true.
+    /// Ends waits for processes that have exited or left again, if the program or another process has reset counters that
+    /// [`fail_waits`](Backend::fail_waits) has set. To do so, sets these counters again. Called every few milliseconds after `fail_waits`,
+    /// for as long as it returns true.
     fn fail_waits_again(&self) -> bool {
         false
     }

@@ -67,8 +67,8 @@ impl PlanState {
         if fits { made.downcast_ref() } else { None }
     }
 
-    /// Stores an object prepared for a program, unless an object is already stored. A plan used on several GPUs thus stores the object of
-    /// one GPU.
+    /// Stores an object prepared for a program, unless an object is already stored. For a plan that is used on several GPUs, only the
+    /// object of one GPU is therefore stored.
     pub fn keep(&self, key: ProgramKey, made: Arc<dyn Any + Send + Sync>) {
         let _ = self.made.set((key, made));
     }

@@ -68,7 +68,7 @@ fn serve(signals: &OwnedFd) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return,
         }
-        // The thread that receives a signal is about to accept it, or the program blocks it for now.
+        // Either the thread that receives a signal is about to accept it, or the program currently blocks it.
         std::thread::sleep(PAUSE);
     }
 }

@@ -1,8 +1,8 @@
-//! Defines the contiguous copies that the C++ kernels in `cpp/` perform.
+//! Defines the descriptor of the contiguous copies that the C++ kernels in `cpp/` perform.
 
 use cxx::{ExternType, type_id};
 
-/// Contiguous copy that a kernel performs, with the memory layout of `mpgpu::Segment` in `cpp/segment_copy.hpp`.
+/// Descriptor of a contiguous copy that a kernel performs, with the memory layout of `mpgpu::Segment` in `cpp/segment_copy.hpp`.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Segment {

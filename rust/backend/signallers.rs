@@ -1,11 +1,11 @@
-//! Records the parties that set the counters of an allocation, and the parties that were lost. The table determines which waits a loss
-//! affects.
+//! Records the parties that set the counters of an allocation, and the parties that were lost. The table determines which waits are
+//! affected if a party is lost.
 //!
 //! A party is another process, or another context of this process, that has mapped the allocation. The exporter of the allocation
 //! identifies it by a number. A party is lost when it exits, or when it leaves a plan and no longer sets its counters. Exactly the counters
-//! that it sets are then affected: waits for them end without success, that is, the waiting stream continues and the failure is reported.
-//! Every other wait is unaffected. If it is not recorded which party sets a counter, any process that has mapped the allocation may set it.
-//! The loss of any of these processes then affects the counter.
+//! that this party sets are then affected: waits for them end without success, that is, the waiting stream continues and the failure is
+//! reported. Waits for other counters are not affected. If it is not recorded which party sets a counter, any process that has mapped the
+//! allocation may set it. The loss of any of these processes then affects the counter.
 
 use super::Signal;
 use smallvec::SmallVec;
@@ -68,12 +68,12 @@ impl Signallers {
     }
 }
 
-/// State that shows whether one rank has abandoned its steps of a plan that several ranks execute together. If a wait ends because the
-/// awaited process has exited or left, the rank abandons its steps. Abandoned steps write no data, set no flags and wait for no flags,
-/// because other ranks have not permitted access to their memory. The ranks that wait for this rank then treat it as lost.
+/// State that shows whether one rank has abandoned (skips) its communication steps of a plan that several ranks execute together. If a wait
+/// ends because the awaited process has exited or left, the rank abandons its steps. Abandoned steps write no data, set no flags and wait
+/// for no flags, because other ranks have not permitted access to their memory. The ranks that wait for this rank then treat it as lost.
 ///
-/// CUDA kernels that wait for flags abandon their steps in the same way. A CUDA stream cannot skip work behind a wait, so the steps of
-/// streams continue.
+/// CUDA kernels that wait for flags abandon their steps in the same way. A CUDA stream cannot skip work that follows a wait, so steps that
+/// are enqueued in streams are still executed.
 #[derive(Clone, Default)]
 pub struct StepFate(Arc<Fate>);
 
@@ -83,31 +83,31 @@ struct Fate {
     tell: OnceLock<Box<dyn Fn(Abandoned) + Send + Sync>>,
 }
 
-/// Set of steps that a rank abandons.
+/// Communication steps of a plan that a rank skips after a wait for another rank has failed.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Abandoned {
-    /// All steps of the rank are abandoned.
+    /// The rank skips all its communication steps.
     All,
-    /// Only steps that kernels execute are abandoned. Streams still execute the enqueued steps.
+    /// The rank skips only the communication steps that GPU kernels execute. Steps that are already enqueued in streams are still executed.
     OfKernels,
 }
 
 impl StepFate {
-    /// Registers a function that is called once when steps are abandoned. It runs on the thread that detects the loss of the awaited
-    /// process.
+    /// Registers a function that is called once when communication steps are abandoned. It runs on the thread that detects the loss of the
+    /// awaited process.
     pub fn on_abandon(&self, tell: impl Fn(Abandoned) + Send + Sync + 'static) {
         let _ = self.0.tell.set(Box::new(tell));
     }
 
-    /// Abandons the given steps. Called when a wait has ended because the awaited process has exited or left.
+    /// Abandons the communication steps `steps`. Called when a wait has ended because the awaited process has exited or left.
     pub fn abandon(&self, steps: Abandoned) {
         if !self.0.is_abandoned.swap(true, Ordering::AcqRel) {
             self.0.tell.get().into_iter().for_each(|tell| tell(steps));
         }
     }
 
-    /// Returns true if the steps were abandoned, because a wait of this step or an earlier one ended after the awaited process exited or
-    /// left.
+    /// Returns true if communication steps were abandoned, because a wait in this step or an earlier step ended after the awaited process
+    /// exited or left.
     pub fn is_abandoned(&self) -> bool {
         self.0.is_abandoned.load(Ordering::Acquire)
     }
@@ -144,18 +144,19 @@ impl LostPeer {
     }
 }
 
-/// Node plan (plan that several ranks execute together) that another rank has left although this rank has enqueued more steps of it.
+/// Node plan (plan that several ranks execute together) that another rank has left although this rank has enqueued more communication steps
+/// of the plan.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LeftPlan {
     /// Number of the plan among the plans of its node, from 1.
     pub plan: u64,
-    /// Number of the first step whose waits fail on this rank, from 1, as far as it is known.
+    /// Number of the plan's first communication step whose waits fail on this rank, from 1, as far as it is known.
     pub step: u64,
     /// Rank that has left the plan.
     pub rank: u32,
     /// Reason why the rank has left the plan.
     pub why: Leave,
-    /// First failure in the chain of failures that made the rank leave; `None` if the rank's own failure is the first.
+    /// First failure in the chain of failures that made the rank leave. `None` if the rank left without a failure of another rank.
     pub cause: Option<Cause>,
 }
 
@@ -164,7 +165,7 @@ pub struct LeftPlan {
 pub struct Cause {
     /// Rank that was the first to fail.
     pub rank: u32,
-    /// Process id of the rank.
+    /// Process id of the rank that was the first to fail.
     pub process: i32,
     /// Reason why the rank no longer participates.
     pub why: Leave,
@@ -175,17 +176,19 @@ pub struct Cause {
 pub enum Leave {
     /// The process of the rank has exited, or its context was destroyed before the plan.
     Ended,
-    /// The rank has destroyed the plan after executing the given number of steps.
+    /// The rank has destroyed the plan after it executed the given number of communication steps.
     Destroyed(u64),
-    /// The rank has destroyed the plan after a failure. The number of its steps includes the failed ones.
+    /// The rank has destroyed the plan after a failure. The value is the number of communication steps that it executed, including failed
+    /// steps.
     Failed(u64),
-    /// The rank has enqueued this plan and the plan with the given number in one stream, in a different order than this rank.
+    /// The rank has enqueued this plan and another plan in one stream in a different order than this rank has. The value is the number of
+    /// the other plan.
     Order(u64),
 }
 
 impl LeftPlan {
-    /// Returns the first failure in the chain that made the rank leave. `process` is the rank's process id, used if its own failure is the
-    /// first.
+    /// Returns the first failure in the chain of failures that made the rank leave. If the rank's own failure is the first, returns that
+    /// failure with `process`, the process id of the rank.
     pub fn first(&self, process: i32) -> Cause {
         self.cause.unwrap_or(Cause { rank: self.rank, process, why: self.why })
     }

@@ -31,7 +31,7 @@ fn is_static() -> bool {
     let mut named: Option<bool> = None;
     // SAFETY: `look` is called only during the call, with a pointer to `named`.
     unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut named).cast()) };
-    // A program without headers counts as dynamically linked.
+    // If the loader reports no headers, the program counts as dynamically linked.
     named == Some(false)
 }
 

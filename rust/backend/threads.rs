@@ -3,8 +3,8 @@
 use crate::remaining;
 use std::mem::MaybeUninit;
 
-/// Signals that the system sends to a thread because of its own fault. If they were blocked, they would end the process without calling the
-/// program's handler (`sigaction(2)`).
+/// Signals that the system sends to a thread because of an error of the thread itself, such as an invalid memory access. If they were
+/// blocked, they would end the process without calling the program's handler (`sigaction(2)`).
 const FAULTS: [libc::c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
 /// Calls `start` with all signals blocked except those that report faults of the thread. Threads that `start` creates inherit the blocked
