@@ -368,7 +368,8 @@ template <class Sources, class Destinations,
 }
 
 /// Broadcast between the ranks of a node: returns this rank's descriptors. The plan copies `elements` of the root to
-/// `elements` of all other ranks. They have the same size on all ranks. Pass the descriptors to `node::plan_exchange`.
+/// `elements` of all other ranks. `elements` has the same size on all ranks. Pass the descriptors to
+/// `node::plan_exchange`.
 ///
 /// All functions that return descriptors of a collective throw `argument_error` in these cases: the node is empty, the
 /// root is not a rank, the size of memory differs from the number of bytes to copy, or a list of sizes does not have
@@ -387,9 +388,9 @@ template <class Elements>
 /// Scatter between the ranks of a node: returns this rank's descriptors for `node::plan_exchange`. The plan copies one
 /// part of the root's `source` to `destination` of each rank.
 ///
-/// `elements` contains the number of elements that each rank receives. It is equal on all ranks. If it is empty, every
-/// rank receives as many elements as this rank. `source` is used only on the root; its size is the sum of all parts.
-/// Errors are those of `broadcast`.
+/// `elements` is a list of the number of elements that each rank receives. The list is equal on all ranks. If the list
+/// is empty, every rank receives as many elements as this rank. Only the root uses `source`. The size of `source` is
+/// the sum of all parts. Throws the exceptions of `broadcast`.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> scatter(const node &ranks, int root, Source &&source,
                                                  Destination &&destination, array_view<const std::size_t> elements = {},
@@ -402,9 +403,9 @@ template <class Source, class Destination>
 /// Gather between the ranks of a node: returns this rank's descriptors for `node::plan_exchange`. The plan copies
 /// `source` of each rank to the root's `destination`.
 ///
-/// `elements` contains the number of elements that each rank sends. It is equal on all ranks. If it is empty, every
-/// rank sends as many elements as this rank. `destination` is used only on the root; its size is the sum of all parts.
-/// Errors are those of `broadcast`.
+/// `elements` is a list of the number of elements that each rank sends. The list is equal on all ranks. If the list is
+/// empty, every rank sends as many elements as this rank. Only the root uses `destination`. The size of `destination`
+/// is the sum of all parts. Throws the exceptions of `broadcast`.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> gather(const node &ranks, int root, Source &&source, Destination &&destination,
                                                 array_view<const std::size_t> elements = {}, on_error failed = {}) {
@@ -416,8 +417,8 @@ template <class Source, class Destination>
 /// All-gather between the ranks of a node: returns this rank's descriptors for `node::plan_exchange`. The plan copies
 /// `source` of each rank to `destination` of all ranks.
 ///
-/// `elements` contains the number of elements that each rank sends. It is equal on all ranks. If it is empty, every
-/// rank sends as many elements as this rank. Errors are those of `broadcast`.
+/// `elements` is a list of the number of elements that each rank sends. The list is equal on all ranks. If the list is
+/// empty, every rank sends as many elements as this rank. Throws the exceptions of `broadcast`.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> all_gather(const node &ranks, Source &&source, Destination &&destination,
                                                     array_view<const std::size_t> elements = {}, on_error failed = {}) {
@@ -429,9 +430,9 @@ template <class Source, class Destination>
 /// All-to-all between the ranks of a node: returns this rank's descriptors for `node::plan_exchange`. The plan copies
 /// one part of `source` to each rank, and one part from each rank to `destination`.
 ///
-/// `sent` and `received` contain the number of elements for each rank. If they are empty, all parts have equal size. If
-/// the sizes of a sender and its receiver differ, planning fails on all ranks, and the error text names both ranks.
-/// Errors are those of `broadcast`.
+/// `sent` and `received` are lists of the number of elements sent to and received from each rank. If a list is empty,
+/// its parts have equal size. If the sizes of a sender and its receiver differ, planning fails on all ranks, and the
+/// error text names both ranks. Throws the exceptions of `broadcast`.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> all_to_all(const node &ranks, Source &&source, Destination &&destination,
                                                     array_view<const std::size_t> sent = {},

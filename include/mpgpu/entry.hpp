@@ -80,7 +80,8 @@ static_assert(sizeof(entry_head) == 16 && sizeof(entry_part) == 72, "mpgpu: rank
 
 } // namespace detail
 
-/// Returns a view of the bytes of a value, to pass as arguments to `entries::send`. They are read during that call.
+/// Returns a view of the bytes of a value, to pass as arguments to `entries::send`. The bytes are read during that
+/// call.
 template <class T> [[nodiscard]] array_view<const std::byte> entry_arguments(const T &value) noexcept {
     static_assert(std::is_trivially_copyable_v<T>,
                   "mpgpu: arguments are copied as bytes, so the type must be trivially copyable");

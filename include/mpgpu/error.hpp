@@ -215,8 +215,8 @@ class rank_failed : public error {
     using error::error;
 };
 
-/// Exception: a message was not sent or received. It is longer than the receive buffer, it was cancelled, or the queue
-/// is full.
+/// Exception: a message was not sent or received. The message is longer than the receive buffer, the operation was
+/// cancelled, or the message queue is full.
 class message_error : public error {
   public:
     using error::error;
@@ -296,7 +296,8 @@ template <class Exception> [[noreturn]] void fail_as(error_details &&details) {
 /// never write its type.
 ///
 /// If the argument is omitted, a failure throws. If a `std::error_code` is passed, the function stores its status
-/// there, also on success. It then throws only `std::bad_alloc`, and only if it creates a string or stores a callable.
+/// there, also on success. The function then throws only `std::bad_alloc`, and only if it creates a string or stores a
+/// callable.
 ///
 /// @code
 /// stream.synchronize();                   // throws

@@ -36,7 +36,8 @@ class event {
     /// Blocks the calling thread until the recorded work has finished.
     ///
     /// Throws `argument_error`, `driver_error`. Throws `peer_gone` in the cases in which `stream::synchronize` throws
-    /// it. Each call throws it, until the event is recorded in a stream that has already reported the error.
+    /// it. Each call throws `peer_gone`, until the event is recorded again in a stream that has already reported the
+    /// error.
     void synchronize(on_error failed = {}) const { failed.report(mp_event_synchronize(context_handle(), get())); }
 
     /// Returns the C handle, which this object continues to own. It is not a `cudaEvent_t`, even on the CUDA backend.

@@ -27,9 +27,9 @@
 /// ranks. The message is copied as one transfer, and the receiver unpacks it. The limit between the two methods is
 /// measured when the plan is created (`options::direct_pieces`).
 ///
-/// Packing: on the host backend, CPU loops pack and unpack in stream order. On CUDA, a kernel does this, which the
-/// program compiles with nvcc: the kernel of mpgpu/halo.cuh or its own (`copier`). Without such a kernel nothing is
-/// packed, and creating a plan that requires packing fails.
+/// Packing: on the host backend, CPU loops pack and unpack in stream order. On CUDA, a kernel packs and unpacks. The
+/// program compiles this kernel with nvcc. It is the kernel of mpgpu/halo.cuh or a kernel of the program (`copier`).
+/// Without a kernel, creating a plan that requires packing fails.
 ///
 /// mpgpu/halo_mpi.hpp adds plans with one process per rank.
 ///

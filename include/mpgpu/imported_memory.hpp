@@ -35,8 +35,9 @@ template <class T>
 /// Memory of another process that is mapped into this process. It consists of `size()` elements of type `T` and can be
 /// the source or destination of transfers.
 ///
-/// Owns the mapping and is move-only. Objects for the same allocation share a mapping. The destructor of the last one
-/// blocks until all work that is enqueued in the context so far has finished, and then unmaps the allocation.
+/// Owns the mapping and is move-only. Objects for the same allocation share a mapping. The destructor of the last of
+/// these objects blocks until all work that is enqueued in the context so far has finished, and then unmaps the
+/// allocation.
 template <class T> class imported_memory : public detail::memory_owner<T, detail::released_in<mp_memory_close>> {
   public:
     /// Constructs an object without memory.

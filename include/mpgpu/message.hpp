@@ -74,7 +74,7 @@ class message_info {
         return &info_;
     }
 
-    mp_message_info_t info_ = MP_MESSAGE_INFO_INIT; ///< in a copy, its pointer `metadata` is invalid
+    mp_message_info_t info_ = MP_MESSAGE_INFO_INIT; ///< the pointer `metadata` in it is invalid after a copy
     std::array<std::byte, MP_MESSAGE_METADATA_BYTES> metadata_{};
 };
 

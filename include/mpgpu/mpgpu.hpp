@@ -4,7 +4,7 @@
 
 /// @file
 /// C++ API of mpgpu. The headers need only mpgpu.h: C++17, no CUDA headers, no additional library. This header includes
-/// all of them except those for MPI and for halo exchanges.
+/// all other C++ headers except entry.hpp, notify.hpp, and the headers for MPI and for halo exchanges.
 ///
 /// @code
 /// mpgpu::context ctx;

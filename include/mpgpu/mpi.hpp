@@ -140,7 +140,7 @@ template <class T> class shared_memory {
 
     /// Returns the memory of a rank, as mapped into this process. `rank` is a rank of the communicator from which the
     /// node was created. `range` is the index, from 0, in the list of ranges that the rank passed to `exchange`. For
-    /// this rank, the result is the memory that it passed.
+    /// the calling rank, the result is the memory that the rank itself passed.
     ///
     /// Returns `nullptr` for a range that the rank did not pass, for a rank on another node, and for memory that cannot
     /// be mapped. `why` then returns the reason.
@@ -148,8 +148,8 @@ template <class T> class shared_memory {
         mapped *const found = contains(rank, range) ? &peers_[static_cast<std::size_t>(rank)].ranges[range] : nullptr;
         return found != nullptr && found->memory ? &found->memory : nullptr;
     }
-    /// Returns the memory of a rank as read-only memory, for use as the source of transfers. Parameters and result are
-    /// those of the other overload.
+    /// Returns the memory of a rank as read-only memory, for use as the source of transfers. The parameters, and the
+    /// cases in which the result is `nullptr`, are the same as for the other overload.
     [[nodiscard]] const imported_memory<T> *of(int rank, std::size_t range = 0) const noexcept {
         const mapped &found = find(rank, range);
         return found.memory ? &found.memory : nullptr;
@@ -306,8 +306,8 @@ class node : public mpgpu::node {
     /// Exports several memory ranges of each rank together, and maps the ranges of the other ranks.
     /// `shared_memory::of(rank, i)` returns range `i` of a rank. Ranges may be empty, and ranks may pass different
     /// numbers of ranges. If `kernels` is a device, the memory is mapped for kernels of that device
-    /// (`imported_memory::in_kernels`). This includes memory of GPUs that are not visible to this process. In all other
-    /// respects it is the same as the overload with one range.
+    /// (`imported_memory::in_kernels`). This also works for memory of GPUs that are not visible to this process. In all
+    /// other respects it is the same as the overload with one range.
     template <class T>
     [[nodiscard]] shared_memory<T> exchange(const std::vector<device_span<T>> &mine,
                                             mpgpu::device kernels = mpgpu::device::automatic()) const {

@@ -107,10 +107,9 @@ template <class T>
 template <class T> [[nodiscard]] half_transfer receive_from(int rank, std::uint64_t tag, buffer<T> &whole) noexcept {
     return receive_from(rank, tag, device_span<T>(whole));
 }
-/// Rejects other memory at compile time, because other ranks cannot access it. Also rejects constant memory.
+/// Produces a compile-time error for constant memory, and for memory that other ranks cannot access.
 template <class Memory,
           std::enable_if_t<!detail::is_end<Memory> || std::is_const_v<std::remove_reference_t<Memory>>, int> = 0>
-/// Produces a compile-time error for constant memory, and for memory that other ranks cannot access.
 [[nodiscard]] half_transfer receive_from(int rank, std::uint64_t tag, Memory && /*memory*/) noexcept {
     detail::refuse_memory_of_half<Memory>();
     return {{nullptr, 0}, rank, tag, false};

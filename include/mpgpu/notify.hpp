@@ -37,8 +37,8 @@ class notifications {
   public:
     /// Constructs an object without notifications.
     notifications() noexcept = default;
-    /// Creates `count` notifications with the value 0, for kernels of the device `where`. Blocks until one small copy
-    /// has finished. Throws `argument_error`, `out_of_memory`, `driver_error`.
+    /// Creates `count` notifications with the value 0, for kernels of the device `where`. Blocks until a small copy to
+    /// the device has finished. Throws `argument_error`, `out_of_memory`, `driver_error`.
     notifications(const context &ctx, device where, std::size_t count)
         : counters_(ctx, device::host(), count), mirrors_(ctx, where, count) {
         if (count == 0) {
@@ -72,8 +72,9 @@ class notifications {
     /// that the kernel wrote before it set the notification. Never blocks.
     [[nodiscard]] bool test(std::size_t index, std::uint64_t least) const noexcept { return value(index) >= least; }
 
-    /// Blocks the calling thread until the value of notification `index` is at least `least`. It polls. Throws
-    /// `timeout` after the time `most`. The error text contains the index, the value and, if given, `name`.
+    /// Blocks the calling thread until the value of notification `index` is at least `least`. The thread polls. Throws
+    /// `timeout` if the wait takes longer than `most`. The error text contains the index, the value and, if given,
+    /// `name`.
     void synchronize(std::size_t index, std::uint64_t least, std::chrono::nanoseconds most,
                      const std::string &name = {}, on_error failed = {}) const {
         const auto begin = std::chrono::steady_clock::now();

@@ -18,8 +18,9 @@ namespace mpgpu {
 /// spans.
 using transfer = mp_transfer_t;
 
-/// Returns the transfer that copies all elements of `src` to `dst`. Each is a `buffer`, a `registered_memory`, an
-/// `imported_memory` or a `device_span`. Both have the same element type and the same number of elements.
+/// Returns the transfer that copies all elements of `src` to `dst`. Each of the two is a `buffer`, a
+/// `registered_memory`, an `imported_memory` or a `device_span`. They must have the same element type and the same
+/// number of elements.
 ///
 /// Throws `argument_error` if the numbers differ; `last_error()` does not return this error. If a `std::error_code` is
 /// passed instead, the returned transfer has 0 bytes.

@@ -361,7 +361,9 @@ class Buffer(_library.Owner):
         return (1, 0) if self.on_host else (2, self.device)
 
     def __dlpack__(self, **arguments: Any) -> Any:
-        """Returns a DLPack capsule. It is created by a framework that can view this memory as an array: NumPy, or on GPUs CuPy or torch."""
+        """Returns a DLPack capsule. A framework that can view this memory as an array creates the capsule: NumPy for host memory, CuPy or
+        torch for GPU memory.
+        """
         return self._array().__dlpack__(**arguments)
 
     def _typestr(self) -> str:
@@ -463,8 +465,9 @@ class Registered(_library.Owner):
         with mpgpu.Registered(weights):           # a NumPy array, a tensor on the CPU, a memoryview, mmap.mmap, …
             mpgpu.copy(on_gpu, weights)
 
-    Keeps the memory alive and pinned until :meth:`close`, the end of the ``with`` block, or the release of this object. Each of them blocks
-    until all work that is enqueued in the context has finished. The constructor blocks while threads make the pages resident.
+    Keeps the memory alive and pinned until :meth:`close`, the end of the ``with`` block, or the release of this object. In all three cases,
+    the call blocks until all work that is enqueued in the context has finished. The constructor blocks while threads make the pages
+    resident.
 
     Args:
         memory: contiguous host memory. Read-only memory can be a source, if the driver can pin it.

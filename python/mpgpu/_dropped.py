@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Executions that were still running when their request was dropped. They are kept, with all the memory that they need, until they have
-finished.
+"""List of executions that were still running when their request was dropped. The list keeps these executions, with all the memory that they
+need, until they have finished.
 
-They are checked when further executions are enqueued or waited for, when plans are created and when memory is allocated. The list belongs
-to the process. If it belonged to a context, it would keep that context alive.
+It is checked for finished executions when further executions are enqueued or waited for, when plans are created and when memory is
+allocated. The list belongs to the process. If it belonged to a context, it would keep that context alive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ held: collections.deque[tuple[Any, object]] = collections.deque()
 _test = lib.mp_test
 _INT = ffi.typeof("int32_t *")
 
-# Maximum time in seconds for which the exit of the process waits for these executions. One that waits for another process may never finish.
+# Maximum time in seconds for which the exit of the process waits for these executions. An execution that waits for another process may
+# never finish.
 _SECONDS_AT_EXIT = 10.0
 
 
@@ -33,7 +34,9 @@ def hold(request: Any, plan: object) -> None:
 
 
 def collect(most: int) -> None:
-    """Checks at most ``most`` executions and releases those that have finished. Stops at the first that is still running."""
+    """Checks at most ``most`` executions and releases those that have finished. Stops at the first execution that is still running, and
+    moves it to the end of the list.
+    """
     if not held:
         return
     done = ffi.new(_INT)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Memory of arrays and tensors of other libraries. It is found through the protocols that they implement, for example DLPack."""
+"""Finds the memory of arrays and tensors of other libraries through the protocols that these libraries implement, for example DLPack."""
 
 from __future__ import annotations
 

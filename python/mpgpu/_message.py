@@ -103,7 +103,7 @@ class Message(Request):
             The properties of the message for a receive; ``None`` for a send.
 
         Raises:
-            MessageTruncated: the message is longer than the buffer. It is not lost: the next matching receive gets it.
+            MessageTruncated: the message is longer than the buffer. The message is not lost: the next matching receive gets it.
             PeerGone: the other rank has exited or has destroyed its messenger.
             Cancelled: the message was cancelled, or its messenger was destroyed.
 

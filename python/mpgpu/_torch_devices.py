@@ -63,8 +63,8 @@ def host_number(device: Device) -> int:
 
 
 def allocating_for(stream: Any, where: Any) -> AbstractContextManager[Any]:
-    """Returns a context manager. Memory that torch allocates inside it may be written immediately by work in ``stream``. Without it, torch
-    could return memory that was freed in another stream and is still in use there.
+    """Returns a context manager. Memory that torch allocates inside it may be written immediately by work in ``stream``. Without this
+    context manager, torch could return memory that was freed in another stream and is still in use there.
     """
     if stream is None or where.type != "cuda":
         return contextlib.nullcontext()

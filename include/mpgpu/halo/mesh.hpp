@@ -104,7 +104,7 @@ namespace detail {
 
 /// Array of one variable on one rank, with ghost cells. A non-owning view.
 struct rank_array {
-    void *data;                ///< start address
+    void *data;                ///< address of the first element
     device location;           ///< device that owns the memory
     std::size_t element_bytes; ///< size of one element in bytes
     std::size_t size;          ///< number of elements, including ghost cells

@@ -125,10 +125,10 @@ enum class progress_by {
 /// Progress of an exchange with ranks on other nodes, in numbers of messages. A large message is sent, and counted, as
 /// several messages.
 struct exchange_progress {
-    std::size_t packed = 0;     ///< messages that are packed and passed to MPI
-    std::size_t sent = 0;       ///< messages that are sent, so that their memory may be reused
+    std::size_t packed = 0;     ///< number of messages that are packed and passed to MPI
+    std::size_t sent = 0;       ///< number of messages that are sent, so that their memory may be reused
     std::size_t to_send = 0;    ///< total number of messages to send
-    std::size_t received = 0;   ///< messages that are received
+    std::size_t received = 0;   ///< number of messages that are received
     std::size_t to_receive = 0; ///< total number of messages to receive
     /// Returns true if all messages were sent and received.
     [[nodiscard]] bool is_done() const noexcept { return sent == to_send && received == to_receive; }

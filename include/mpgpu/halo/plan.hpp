@@ -211,8 +211,8 @@ class plan {
     /// are sent: those within one ghost width of the boundary. It may read and write all other cells.
     ///
     /// With ranks on other nodes the call blocks until the messages to them are packed, because MPI is not ordered by
-    /// streams. It does not block if `options::progress` selects another thread for this, or if all ranks are on one
-    /// node. Throws the exceptions of `exchange`.
+    /// streams. The call does not block if all ranks are on one node, or if `options::progress` is not
+    /// `progress_by::start`. Throws the exceptions of `exchange`.
     void start(stream_view stream) {
         check_made();
         complete();
@@ -286,7 +286,7 @@ class plan {
     /// Returns the value of `options::pushed` that the plan uses.
     [[nodiscard]] bool pushed() const noexcept { return pushed_; }
     /// Returns the exchange methods that were measured to choose one, with their times. The times are equal on all
-    /// ranks. The result is empty if there was no choice.
+    /// ranks. The list is empty if there were fewer than two methods to compare.
     [[nodiscard]] const std::vector<measured_form> &measured() const noexcept { return measured_; }
     /// Returns a description of the exchange as text: its size, its method, the methods that were measured, and the
     /// methods that are not possible.
@@ -309,7 +309,7 @@ class plan {
     struct lane {
         int rank;
         rank_arrays arrays;
-        stream order; ///< stream in which this rank packs and unpacks; the first one also orders all other work
+        stream order; ///< stream in which this rank packs and unpacks; the first rank's also orders other work
         event done;
         memory outbox;
         memory inbox;
@@ -696,13 +696,13 @@ class plan {
     bool is_captured_ = false;      ///< true if the current exchange is captured
     std::uint64_t direct_pieces_ = 0;
     bool pushed_ = false;
-    launch_function push_;          ///< launches the pushing kernel; set if each rank is a process
-    signal_value gone_{nullptr, 1}; ///< set when a rank has exited; the pushing kernel then stops waiting
+    launch_function push_;          ///< launches the kernel that pushes messages; set if each rank is a process
+    signal_value gone_{nullptr, 1}; ///< counter that is set when a rank exits; the kernel then stops waiting
     std::vector<measured_form> measured_;
     std::vector<detail::refused_form> refused_; ///< exchange methods that are not possible
     std::uint64_t direct_bytes_ = 0;
     std::uint64_t packed_bytes_ = 0;
-    std::unique_ptr<detail::departure> leaving_; ///< notifies other ranks at destruction; set if messages are pushed
+    std::unique_ptr<detail::departure> leaving_; ///< notifies other ranks at destruction; set if `push_` is set
 };
 
 } // namespace mpgpu::halo

@@ -31,8 +31,8 @@
 /// **Memory order.** The threads of a block write their part of a message and synchronise. Then one thread increments a
 /// counter of finished blocks (`is_last`, acquire and release in device scope). The block that increments it last has
 /// seen all parts. It sets the flag with release semantics in system scope, so every thread that reads the flag with
-/// acquire semantics sees the whole message. This is one thread of each waiting block; its other threads see the
-/// message after the next barrier. The flag is in the receiver's memory, so that polling it is cheap.
+/// acquire semantics sees the whole message. In each waiting block, one thread reads the flag. The other threads of the
+/// block see the message after the next barrier. The flag is in the receiver's memory, so that polling it is cheap.
 ///
 /// **Exit of a rank.** Blocks that have waited for a long time check a word in host memory. The library sets this word
 /// if a process that had mapped it has exited, or has left before this exchange (`mp_memory_leave`). The blocks then
