@@ -38,17 +38,17 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Writes the pattern to the memory.
+    /// Writes the test pattern to the memory range.
     pub fn fill(&self) {
         self.write(word);
     }
 
-    /// Writes the bitwise complement of the pattern to the memory, so that every byte differs from the pattern.
+    /// Writes the bitwise complement of the test pattern to the memory range, so that every byte differs from the pattern.
     pub fn spoil(&self) {
         self.write(|place| !word(place));
     }
 
-    /// Returns the number of bytes of the memory that differ from the pattern.
+    /// Returns the number of bytes of the memory range that differ from the test pattern.
     pub fn wrong_bytes(&self) -> u64 {
         let start = with_exposed_provenance::<u64>(self.address as usize);
         let wrong = |index: u64| {

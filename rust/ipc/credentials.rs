@@ -10,9 +10,9 @@ use std::fmt;
 /// another container, so it is used only in messages. The exit of a peer is detected by the end of its connection.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// Effective user id of the peer.
+    /// Effective user id of the process at the other end of the socket.
     pub user: u32,
-    /// Process id of the peer in this PID namespace, or 0 if it is not visible.
+    /// Id of the process at the other end of the socket, in this PID namespace. 0 if the process is not visible in this namespace.
     pub process: i32,
 }
 

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 struct Header {
     /// Number of the rank that holds the lock of the mailbox, plus 1. The value 0 means that the mailbox is unlocked.
     lock: AtomicU32,
-    /// Nonzero if the mailbox accepts no more messages.
+    /// Nonzero if the mailbox is closed, which means that it accepts no more messages.
     is_closed: AtomicU32,
     /// Sequence number that the next operation queued in the mailbox gets.
     next_order: AtomicU64,
@@ -126,7 +126,7 @@ struct List<'a> {
 /// call.
 const ASK_EVERY: u32 = if cfg!(shuttle) { 1 } else { 64 };
 
-/// Maximum time for which this rank waits for the lock of a mailbox.
+/// Maximum time for which this rank waits for the lock of a mailbox (message queues of one rank).
 const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(30) };
 
 /// Function that returns true if the rank with the given number has exited. It is called while this rank waits for the lock of a mailbox
@@ -192,7 +192,7 @@ impl Mailboxes {
         &self.of_rank(id.rank % self.ranks())[(id.slot % self.slots()) as usize]
     }
 
-    /// Returns the slot (record of one send or receive in shared memory) of this rank with the number `slot`.
+    /// Returns this rank's slot number `slot`. A slot is the record of one send or receive in shared memory.
     pub fn own(&self, slot: u32) -> &MessageSlot {
         self.slot(self.own_id(slot))
     }

@@ -35,9 +35,9 @@ pub struct StepPlace {
 pub struct StepPlaces(u64);
 
 impl StepPlaces {
-    /// Size in bytes of the memory that contains the positions.
+    /// Size in bytes of the memory that contains the step positions of one plan.
     pub const BYTES: u64 = size_of::<PlacesPage>() as u64;
-    /// Required alignment in bytes of the memory that contains the positions.
+    /// Required alignment in bytes of the memory that contains the step positions of one plan.
     pub const ALIGN: u64 = align_of::<PlacesPage>() as u64;
 
     /// Creates a view of the positions stored at the address `base`. The memory must have been zeroed when it was allocated, and must stay
@@ -72,7 +72,7 @@ impl StepPlaces {
         self.word(step).store(0, Ordering::Release);
     }
 
-    /// Stops the publication of positions, because the numbers of further steps are unknown.
+    /// Stops the publication of the plan's step positions, because the numbers of further steps are unknown.
     pub fn end(&self) {
         self.page().changed.store(u64::MAX, Ordering::Release);
     }

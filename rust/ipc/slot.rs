@@ -25,9 +25,9 @@ const DESCRIBED: u64 = 1 << 63;
 /// Identifier of a slot (record of one send or receive in shared memory). It is valid on all ranks of a node.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct SlotId {
-    /// Rank in whose memory the slot is.
+    /// Rank to which the slot belongs, and in whose memory the slot is.
     pub rank: u32,
-    /// Number of the slot among the slots of the rank in whose memory it is.
+    /// Number of the slot among the slots of the rank to which it belongs.
     pub slot: u32,
 }
 
@@ -47,15 +47,15 @@ impl SlotId {
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum SlotState {
-    /// The slot is unused, or its operation is being prepared.
+    /// The slot is unused, or a send or receive is being prepared in it.
     Free = 0,
-    /// The operation is queued in a mailbox and not yet matched.
+    /// The send or receive in the slot is queued in a mailbox and not yet matched.
     Queued = 1,
-    /// The buffer of the operation is published, so that another rank may fetch it.
+    /// The buffer that the slot describes is published, so that another rank may fetch it.
     Described = 2,
-    /// The operation is matched. The data is being copied or has been copied.
+    /// The send or receive in the slot is matched. The data is being copied or has been copied.
     Matched = 3,
-    /// The operation in the slot has ended without a match.
+    /// The send or receive in the slot has ended without a match.
     Ended = 4,
 }
 
@@ -63,7 +63,7 @@ pub enum SlotState {
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum SlotStatus {
-    /// There is no failure: the data was moved or will be moved.
+    /// The send or receive has not failed: its data was moved or will be moved.
     Fine = 0,
     /// The rank of the matching operation has exited or has closed its mailbox.
     PeerGone = 1,
@@ -103,7 +103,7 @@ pub struct Preparation<'a> {
     pub mask: u64,
     /// Size in bytes of the message to send, or of the receive buffer.
     pub bytes: u64,
-    /// Location of the data, by which another rank can copy it.
+    /// Location of the data to send, or of the receive buffer. Another rank needs the location to make the copy.
     pub buffer: SlotBuffer,
     /// Metadata that is sent with the message.
     pub metadata: &'a [u8],
@@ -192,7 +192,7 @@ impl<const N: usize> Default for SlotWords<N> {
 pub struct MessageSlot {
     /// Flag that is set when the stream of the slot's rank has reached the operation.
     pub ready: Plain,
-    /// Flag that is set when the data was moved, or when it is certain that it will not be moved.
+    /// Flag that is set when the data was moved, or when it is certain that the data will not be moved.
     pub moved: Plain,
     /// Flag that is set when buffered data has left the send buffer of the slot's rank, or has arrived in its receive buffer.
     pub finished: Plain,
@@ -201,7 +201,7 @@ pub struct MessageSlot {
     is_send: Plain,
     is_buffered: Plain,
     buffer: Plain,
-    /// Rank of the sender or receiver at the other end, plus 1. 0 for any rank.
+    /// Rank to which a send is addressed, or from which a receive accepts messages, plus 1. 0 for any rank.
     peer: Plain,
     tag: Plain,
     mask: Plain,
@@ -212,7 +212,7 @@ pub struct MessageSlot {
     /// Slot of the matching operation, encoded as a number. 0 if there is none. Writing this word in the slot of a receive commits the
     /// match.
     partner: AtomicU64,
-    /// Rank that copies the data, plus 1. 0 if no rank is assigned yet.
+    /// Rank that copies the data of the operation in this slot, plus 1. 0 if no rank is assigned yet.
     mover: AtomicU64,
     status: AtomicU64,
     /// Rank of the sender. This word, the next three words and `metadata` are the envelope of the message. A match copies it from the
@@ -433,7 +433,7 @@ impl MessageSlot {
         self.message_bytes.load(Ordering::Relaxed)
     }
 
-    /// True if the stream of this slot's rank has reached the operation.
+    /// True if the stream of this slot's rank has reached the operation in this slot.
     pub fn has_come(&self) -> bool {
         is_raised(&self.ready)
     }
@@ -449,7 +449,7 @@ impl MessageSlot {
         let _ = self.ready.compare_exchange(0, RELEASED, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// True if the data was moved, or if it is certain that it will not be moved.
+    /// True if the data of the operation in this slot was moved, or if it is certain that the data will not be moved.
     pub fn has_moved(&self) -> bool {
         is_raised(&self.moved)
     }

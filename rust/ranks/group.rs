@@ -59,7 +59,7 @@ struct Hello {
 }
 
 /// Connects `ranks` ranks over a Unix socket at `path`, and returns an allgather function that uses the connection. Rank 0 creates the
-/// socket and removes it. All ranks call this function together. It blocks until all ranks have connected, for at most a minute.
+/// socket and removes it. All ranks call this function together. The call blocks until all ranks have connected, for at most a minute.
 pub fn meet_at(path: &Path, rank: u32, ranks: u32) -> Result<Box<dyn Allgather>, Error> {
     Ok(Box::new(Rendezvous::meet(path, rank, ranks)?))
 }
@@ -135,7 +135,7 @@ impl NodeGroup {
         self.exchange.rank
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks in the node group.
     pub fn ranks(&self) -> u32 {
         self.exchange.ranks
     }

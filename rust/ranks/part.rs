@@ -109,7 +109,7 @@ const MOST_LANES: usize = 3;
 /// Ratio of the bandwidth of copies within one GPU's memory to the bandwidth of copies over NVLink.
 pub(super) const INSIDE_RATE: u64 = 4;
 
-/// Maximum number of bytes for which the copying kernel has only one block.
+/// Maximum number of bytes for which the kernel that executes a rank's operations has only one block.
 const NARROW_BYTES: u64 = 64 << 10;
 
 /// Work that a step enqueues before the kernels that produce the data of a partitioned transfer.
@@ -159,7 +159,7 @@ pub(super) struct BoundPart {
     fork: EventHandle,
     /// Event that was recorded in the caller's stream at the end of the last step.
     end: EventHandle,
-    /// Caller's stream in which the last step was enqueued. `None` before the first step.
+    /// Caller's stream in which the plan's last step was enqueued. `None` before the first step.
     stream: Option<StreamHandle>,
     /// True once the internal streams and events have been destroyed.
     is_released: bool,
@@ -507,7 +507,8 @@ impl BoundPart {
         Ok(())
     }
 
-    /// Makes `stream` wait until the last step of the plan has finished.
+    /// Makes `stream` wait until the last step of the plan has finished, if this is necessary: not in a capture, and not if the last step
+    /// is in the same stream.
     pub fn follow(&self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         if !is_captured && self.is_other(stream) {
             backend.stream_wait_event(stream, self.end)?;
@@ -600,7 +601,8 @@ impl BoundPart {
         self.kernel.as_ref().map(|kernel| kernel.grid.blocks)
     }
 
-    /// Destroys the internal streams and events. Repeated calls do nothing. Work that is already enqueued still finishes.
+    /// Destroys the internal streams and events that were created for this rank's operations. Repeated calls do nothing. Work that is
+    /// already enqueued still finishes.
     pub fn release(&mut self, backend: &dyn Backend) {
         if std::mem::replace(&mut self.is_released, true) {
             return;

@@ -27,8 +27,8 @@ use std::ptr::with_exposed_provenance_mut;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Interval at which missing ready flags of partitions are set again while a plan is being destroyed. Setting them once is not enough,
-/// because a stream that starts its wait late resets the flags first.
+/// Interval at which flags that mark partitions as ready are set again while a plan is being destroyed before its kernels have set them.
+/// Setting these flags once is not enough, because a stream that starts its wait late resets the flags first.
 const RAISED_AGAIN: Duration = Duration::from_millis(5);
 
 /// Addresses and layout of one partitioned transfer, for the kernels that produce or receive its data.
@@ -254,7 +254,7 @@ impl PartitionWords {
     }
 
     /// Waits for the last execution before the plan is destroyed. If the execution has not finished at the time `until`, this function sets
-    /// the missing ready flags. The execution then finishes without the data of these partitions.
+    /// the ready flags that the producing kernels have not set. The execution then finishes without the data of these partitions.
     pub fn finish(&self, until: Instant) -> Result<(), Error> {
         let waited = self.wait(until.saturating_duration_since(Instant::now()), true);
         // If producing kernels store the data, the flags signal arrival to the receiver, and this rank waits for none of them.
@@ -327,7 +327,7 @@ impl EndsFirst for PartitionWords {
 }
 
 impl Trigger {
-    /// Returns the addresses of the flags that producing kernels set.
+    /// Returns the addresses of the flags by which producing kernels mark partitions as ready.
     fn ready_flags(&self) -> impl Iterator<Item = u64> {
         (0..u64::from(self.partitions.count)).map(|partition| self.ready + partition * FLAG_BYTES)
     }

@@ -426,7 +426,7 @@ impl NodePlan {
         lock(&self.parts).variants.as_mut().map_or_else(Vec::new, |variants| variants.known(named))
     }
 
-    /// Returns the number of paths of all transfers together.
+    /// Returns the total number of paths of all transfers of the plan.
     pub fn paths(&self) -> usize {
         self.together.plan.transfers.iter().map(|t| t.paths.len()).sum()
     }

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 /// Memory range of a rank that the transfers of a plan may use as source or destination.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Address of the first byte of the memory range.
+    /// Address of the first byte of the memory window (memory range).
     pub address: u64,
     /// Size in bytes of the memory window (memory range).
     pub bytes: u64,

@@ -1,4 +1,4 @@
-//! Tracks whether executions have finished.
+//! Tracks whether executions of plans on GPUs have finished.
 
 use super::device::Mark;
 use super::driver::{CUevent, Driver, OutsideCapture, call, code, lock};
@@ -24,7 +24,7 @@ pub(super) struct Finished {
     /// Result of comparing the destinations with the sources. `None` if the comparison was not requested.
     verdict: Option<Arc<Verdict>>,
     timed: Mutex<Timed>,
-    /// Earlier waits for signals in the execution's stream. These waits may have failed.
+    /// Waits for signals that precede the execution in its stream. If one of them has failed, the completion reports the failure.
     behind: Behind,
     /// True once a caller has found that the execution has finished.
     is_seen_done: AtomicBool,
@@ -61,7 +61,7 @@ impl Finished {
         Some(self)
     }
 
-    /// Attaches the timestamps of the execution's operations.
+    /// Attaches the timestamps of the execution's operations to the completion.
     pub fn time(&self, timing: Timing) {
         *lock(&self.timed) = Timed::Enqueued(Box::new(timing));
     }

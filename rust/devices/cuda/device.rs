@@ -61,7 +61,7 @@ pub(super) struct Device {
 /// about fifty runs, directly or as a side effect (driver 580.159.04, docs/guide/gpus.md).
 static KEPT: AtomicU64 = AtomicU64::new(0);
 
-/// Primary context of a GPU, which the CUDA runtime and every library on top of it use.
+/// Primary context of a GPU. The CUDA runtime, and every library that is based on it, uses the same context.
 #[derive(Debug)]
 pub(super) struct Primary {
     driver: &'static Driver,
@@ -92,7 +92,7 @@ pub(super) struct Primary {
 #[derive(Debug)]
 pub(super) struct Mark {
     pool: Arc<Mutex<Vec<usize>>>,
-    /// Handle of the event (`CUevent`).
+    /// Handle of the event (`CUevent`) that this value refers to.
     event: usize,
 }
 
@@ -464,7 +464,7 @@ impl Drop for Primary {
 }
 
 impl Primary {
-    /// Destroys the objects created in this context.
+    /// Destroys the streams, events and other objects that were created in this context.
     fn give_back(&mut self) {
         let driver = self.driver;
         // The objects are destroyed even if the context cannot be made current, because no other code would destroy them.

@@ -17,7 +17,7 @@ use nvml_wrapper::error::NvmlError;
 use std::borrow::Borrow;
 use std::ffi::CStr;
 
-/// Upper limit of the number of NVLinks of a GPU. The links are numbered from 0.
+/// Number of NVLinks, numbered from 0, that are queried for each GPU. No GPU has more links.
 pub(super) const MOST_NVLINKS: u32 = 36;
 
 /// Returns the topology of the GPUs that are visible to this process.

@@ -63,7 +63,7 @@ pub struct Gpu {
     pub nvlinks: Option<(u32, u32)>,
 }
 
-/// Compute mode of a GPU.
+/// Compute mode of a GPU, which restricts the processes that may use the GPU.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Any number of processes may use the GPU at the same time.
@@ -79,7 +79,7 @@ pub enum Mode {
 /// lower while a GPU is idle.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct PcieNow {
-    /// Number of PCIe lanes that are in use.
+    /// Number of PCIe lanes that the GPU uses at present.
     pub width: u32,
     /// Maximum number of PCIe lanes that the GPU and its slot support.
     pub most: u32,
@@ -97,16 +97,16 @@ pub enum Fabric {
     InProgress,
     /// The GPU is registered with the fabric.
     Up,
-    /// The registration ended with this NVML error code.
+    /// The GPU's registration with the fabric failed with this NVML error code.
     Failed(u32),
 }
 
 /// Pair of visible GPUs, with the access between them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair {
-    /// GPU with the lower number.
+    /// Number of the GPU of the pair that has the lower number.
     pub a: usize,
-    /// GPU with the higher number.
+    /// Number of the GPU of the pair that has the higher number.
     pub b: usize,
     /// Peer access that the driver reports: from `a` to the memory of `b`, and from `b` to the memory of `a`.
     pub claims: (bool, bool),

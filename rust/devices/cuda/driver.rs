@@ -417,7 +417,7 @@ impl Driver {
         self.number_outside_capture(raw).unwrap_or(raw.addr() as u64)
     }
 
-    /// True if the stream is being captured.
+    /// True if the stream `raw` is being captured.
     pub fn is_capturing(&self, raw: CUstream) -> Result<bool, BackendError> {
         let mut status = 0;
         // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
@@ -451,7 +451,7 @@ impl Driver {
         BackendError::Driver { what: what.to_owned(), reason, code: i64::from(code) }
     }
 
-    /// Returns the name and the description of a result code.
+    /// Returns the name and the description of a result code of the driver.
     fn text(&self, code: Code) -> String {
         let say = |function: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
             let mut text = std::ptr::null();
@@ -497,7 +497,7 @@ impl Drop for Current {
     }
 }
 
-/// Converts an integer to the driver handle that it represents.
+/// Converts an integer to the handle of a driver object that this integer represents.
 pub(super) fn handle<T>(number: usize) -> *mut T {
     std::ptr::with_exposed_provenance_mut(number)
 }

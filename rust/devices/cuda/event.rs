@@ -21,7 +21,7 @@ pub(super) struct Recording {
     /// `CUevent` of the recording. A thread that waits for the event, or makes a stream wait for it, holds a reference, so that no other
     /// code records this `CUevent` in the meantime.
     pub mark: Arc<Mark>,
-    /// Earlier waits for signals in the event's stream. These waits may have failed.
+    /// Waits for signals that precede the event in its stream. If one of them has failed, a thread that waits for the event gets the error.
     pub behind: Behind,
 }
 
@@ -61,7 +61,7 @@ impl Events {
         Ok(())
     }
 
-    /// Drops all events of the table. Their `CUevent`s return to the pools.
+    /// Drops all events of this backend. Their `CUevent`s return to the pools of their contexts.
     pub fn release(&self) {
         lock(&self.events).clear();
     }

@@ -64,10 +64,10 @@ pub(super) struct Exec {
 
 /// Last launch of an executable graph.
 pub(super) struct Launch {
-    /// Completion object of the launch. Callers that wait for the launch share it.
+    /// Completion object of the launch, shared with all callers that wait for the launch.
     pub end: Arc<Finished>,
     pub stream: Caller,
-    /// Number of the launch. Launches of all programs are numbered consecutively.
+    /// Sequence number of the launch among the launches of all programs (lists of copy operations).
     pub number: u64,
 }
 
@@ -176,7 +176,7 @@ impl Exec {
         before.zip(now).any(|(before, now)| before.0 == now.0 && before.1 != now.1)
     }
 
-    /// True if the last launch is known to have been in the stream `caller`.
+    /// True if the last launch of the executable graph is known to have been in the stream `caller`.
     pub fn was_last_in(&self, caller: Caller) -> bool {
         self.last.as_ref().is_some_and(|last| last.stream.is(caller))
     }
@@ -195,7 +195,7 @@ impl Exec {
         self
     }
 
-    /// Drops the executable graph without calling the driver.
+    /// Drops the executable graph without destroying it in the driver.
     pub fn leave(mut self) {
         (self.exec, self.graph) = (0, 0);
     }
@@ -227,7 +227,7 @@ impl Drop for Exec {
     }
 }
 
-/// Returns the error for a driver that does not support kernel nodes.
+/// Returns the error for a driver that does not support kernel nodes in graphs.
 fn no_kernels() -> BackendError {
     BackendError::NotSupported("the driver has no kernel nodes of graphs".into())
 }

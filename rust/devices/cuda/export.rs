@@ -55,7 +55,7 @@ struct Traits {
     ipc: bool,
     /// Handle of the pool that contains the allocation, or 0 if it is in no pool.
     pool: u64,
-    /// Bit mask of the handle types by which the memory can be shared (`CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES`).
+    /// Bit mask of the driver's handle types by which the memory can be shared (`CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES`).
     handles: c_uint,
 }
 

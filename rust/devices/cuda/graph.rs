@@ -39,7 +39,7 @@ use std::sync::{Arc, Mutex};
 struct ReadyGraph {
     /// Handle of the executable graph (`CUgraphExec`).
     exec: usize,
-    /// Completion object of the launch. Its event is recorded after the launch.
+    /// Completion object of the launch. Its event is recorded in the stream after the launch.
     end: Arc<Finished>,
     /// Earlier launch of the same executable graph that must finish first. `None` if the executable graph is idle, or if its last launch
     /// was in the same stream.

@@ -28,8 +28,8 @@ pub(super) const SHARED_PAGE: u64 = 64 << 10;
 /// such page.
 pub(super) const PAGED_FROM: u64 = 1 << 20;
 
-/// Flag of `cuMemHostAlloc` and `cuMemHostRegister` by which all GPUs of the process can access the memory directly. Without it, only the
-/// GPU whose context is current can.
+/// Flag of `cuMemHostAlloc` and `cuMemHostRegister` by which all GPUs of the process can access the memory directly. Without the flag, only
+/// the GPU whose context is current during the call can access the memory directly.
 const PORTABLE: c_uint = 1;
 /// Flag of `cuMemHostRegister` for memory that the GPUs may only read.
 const READ_ONLY: c_uint = 8;
@@ -42,7 +42,7 @@ pub(super) struct Memory(Mutex<BTreeMap<u64, Owned>>);
 #[derive(Debug)]
 pub(super) struct Owned {
     pub device: DeviceId,
-    /// Requested size in bytes, at least 1.
+    /// Requested size of the memory in bytes, at least 1.
     pub bytes: u64,
     /// GPU in whose context the memory was allocated.
     pub gpu: usize,
@@ -80,7 +80,7 @@ impl Memory {
         .ok_or(BackendError::InvalidPointer(address))
     }
 
-    /// Removes the entry of memory that other code has freed.
+    /// Removes the table entry of the memory at `address`, which other code has freed.
     pub fn forget(&self, address: u64) {
         lock(&self.0).remove(&address);
     }
@@ -93,8 +93,8 @@ impl Memory {
         Some(Allocation { id: owned.id, base: *base, bytes: owned.bytes, device: owned.device, kind: MemoryKind::Pinned })
     }
 
-    /// Returns the stored attributes of the device memory that contains an address, and the GPU in whose context the memory was allocated.
-    /// Returns `None` if no attributes are stored.
+    /// Returns the stored attributes of the device memory that contains `address`, and the GPU in whose context the memory was allocated.
+    /// Returns `None` if the table contains no such memory or no attributes of it.
     pub fn located_at(&self, address: u64) -> Option<(Allocation, usize)> {
         let given = lock(&self.0);
         let (_, owned) = given.range(..=address).next_back().filter(|(base, owned)| address - **base < owned.bytes)?;
@@ -116,7 +116,7 @@ impl Memory {
             .for_each(|owned| owned.located = Some(allocation));
     }
 
-    /// True if the address is in memory of this table.
+    /// True if `address` is in memory that this backend has allocated or registered.
     pub fn contains(&self, address: u64) -> bool {
         lock(&self.0).range(..=address).next_back().is_some_and(|(base, owned)| address - base < owned.bytes)
     }
@@ -126,7 +126,8 @@ impl Memory {
         lock(&self.0).get(&base).map(|owned| owned.bytes)
     }
 
-    /// Frees and unregisters all memory in the table. No work may use the memory any more.
+    /// Frees all memory that this backend has allocated, and unregisters all memory that it has registered. No work may use the memory any
+    /// more.
     pub fn release(&self, gpus: &Gpus) {
         let left = std::mem::take(&mut *lock(&self.0));
         for (address, owned) in left {
@@ -142,7 +143,7 @@ impl Memory {
         lock(&self.0).values().filter(of_device).map(|owned| owned.bytes).sum()
     }
 
-    /// True if memory of this table starts at an address.
+    /// True if memory that this backend has allocated or registered starts at the address `base`.
     pub fn is_own(&self, base: u64) -> bool {
         lock(&self.0).contains_key(&base)
     }

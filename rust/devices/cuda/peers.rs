@@ -60,15 +60,15 @@ impl fmt::Display for Mover {
 /// Test copy whose data did not arrive, or did not arrive completely.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// GPU from which the pattern was copied.
+    /// Number of the GPU from which the test pattern was copied.
     pub from: usize,
-    /// GPU to which the pattern was copied.
+    /// Number of the GPU to which the test pattern was copied.
     pub to: usize,
-    /// Engine that made the copy.
+    /// Engine that made the test copy.
     pub mover: Mover,
-    /// Number of bytes at the destination that differ from the pattern.
+    /// Number of bytes at the destination that differ from the test pattern.
     pub wrong: u64,
-    /// Total number of bytes that were copied.
+    /// Total number of bytes that the test copy should have written.
     pub of: u64,
 }
 
@@ -82,7 +82,7 @@ impl fmt::Display for Loss {
 /// Result of testing the copies between two GPUs.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Tried {
-    /// The driver reports no peer access. It copies between the two GPUs through host memory.
+    /// The driver reports no peer access between the two GPUs, so it copies between them through host memory.
     NoAccess,
     /// The data of all test copies arrived completely.
     Intact,
@@ -179,7 +179,7 @@ impl Checks {
         lock(&self.0).try_pair(gpus, a, b, true)
     }
 
-    /// Frees the memory of the tests. All work that uses it must have finished.
+    /// Frees the memory of the test copies. All work that uses this memory must have finished.
     pub fn release(&self, gpus: &Gpus) {
         let checks = std::mem::take(&mut *lock(&self.0));
         // The memory of a GPU that was reset no longer exists. Other memory is freed even if no context can be made current, because no
@@ -251,8 +251,8 @@ impl CheckState {
 }
 
 /// Copies the pattern in both directions and returns the first copy that lost data, or `None` if all data arrived. The copies of both GPUs
-/// are enqueued before the function waits for any of them. On a GPU that is busy with copies of the program, each wait takes as long as one
-/// of these copies, so there should be few waits.
+/// are enqueued before the function waits for any of them. On a GPU that is busy with copies of the application, each wait takes as long as
+/// one of these copies, so there should be few waits.
 fn try_ends(gpus: &Gpus, ends: [&CheckEnd<'_>; 2], host: u64, by_kernels: bool, until: Instant) -> Result<Option<Loss>, BackendError> {
     let image = |end: usize, place: u64| host + (end as u64 * PLACES + place) * BYTES;
     // The two GPUs send different parts of the pattern.

@@ -38,7 +38,7 @@ pub(super) trait PoolJob: Debug + Send + Sync + 'static {
     type Worker: Default;
     /// Returns the unique number of the stream in which the job's execution was submitted. Returns `None` if the stream has no number.
     fn stream(&self) -> Option<u64>;
-    /// Returns the steps (copies) of each lane. A lane is a list of steps that run in order.
+    /// Returns the steps (copies) of each lane of the job. A lane is a list of steps that run in order.
     fn lanes(&self) -> &[Vec<u32>];
     /// Returns the byte ranges of staging rings of which the job has exclusive use while it runs.
     fn bytes(&self) -> &[Range<u64>];
@@ -56,7 +56,7 @@ pub(super) trait PoolJob: Debug + Send + Sync + 'static {
     fn run(&self, step: u32, worker: &mut Self::Worker);
 }
 
-/// Time for which a thread polls without pauses after the last ready step.
+/// Time for which a thread polls without pauses after a step (copy) was last ready.
 #[cfg(not(shuttle))]
 const SPIN: Duration = Duration::from_micros(10);
 /// Minimum and maximum pause of a polling thread between two polls. For comparison, a copy of the largest chunk takes about 80 us.
@@ -73,7 +73,7 @@ pub(super) struct CopyPool<J: PoolJob>(Arc<Shared<J>>);
 #[derive(Debug)]
 struct Shared<J: PoolJob> {
     state: Mutex<PoolState<J>>,
-    /// Condition variable on which idle threads sleep while another thread polls.
+    /// Condition variable on which idle copy threads sleep while another thread polls for ready copies.
     woken: Condvar,
     /// Condition variable on which the polling thread sleeps during a pause.
     looked: Condvar,
@@ -86,16 +86,16 @@ struct PoolState<J: PoolJob> {
     /// Unfinished jobs, oldest first.
     entries: VecDeque<JobEntry<J>>,
     threads: Vec<thread::JoinHandle<()>>,
-    /// Number of steps of all jobs that no thread has started.
+    /// Number of steps (copies) of all jobs that no thread has started.
     untaken: usize,
     asleep: usize,
     /// Number of jobs whose steps are all done, but whose stream has not passed the job's execution yet.
     ending: usize,
     /// Number of threads that wait in [`CopyPool::wait`] for the end of a job.
     waiting: usize,
-    /// True while one of the threads polls for ready steps.
+    /// True while one of the pool's threads polls for steps (copies) that have become ready.
     is_watched: bool,
-    /// Time at which a step was last ready or a job was last added.
+    /// Time at which a step (copy) was last ready or a job was last added. The pause between two polls grows with the time since then.
     since: Instant,
     is_closed: bool,
 }
@@ -104,11 +104,11 @@ struct PoolState<J: PoolJob> {
 struct JobEntry<J: PoolJob> {
     job: Arc<J>,
     lanes: Box<[LaneState]>,
-    /// Index of the lane (list of steps) that is examined first when the next step is chosen.
+    /// Index of the lane (list of steps that run in order) that is examined first when the next step is chosen.
     cursor: usize,
-    /// Number of steps of this job that no thread has started.
+    /// Number of steps (copies) of this job that no thread has started.
     untaken: usize,
-    /// Number of steps of this job that are not done.
+    /// Number of steps (copies) of this job that are not done.
     left: usize,
     has_begun: bool,
     /// True if this job has exclusive use of its byte ranges, because it has begun or because the pool gave it the grant in advance.
@@ -123,7 +123,7 @@ struct LaneState {
     is_busy: bool,
 }
 
-/// Step that a thread has removed from its job in order to run it.
+/// Step (copy) that a thread has removed from a job in order to run it.
 struct Taken<J: PoolJob> {
     job: Arc<J>,
     lane: usize,
@@ -191,7 +191,7 @@ impl<J: PoolJob> CopyPool<J> {
         state.waiting -= 1;
     }
 
-    /// Ends the threads. Steps that no thread has started are not executed.
+    /// Ends the threads of the pool. Copies that no thread has started are not made.
     pub fn close(&self) {
         let threads = {
             let mut state = lock(&self.0.state);
@@ -315,7 +315,7 @@ impl<J: PoolJob> PoolState<J> {
         }
     }
 
-    /// Removes a job. If its stream has another job, that job becomes the stream's first.
+    /// Removes the job at index `at`. If its stream has another job, that job becomes the stream's first.
     fn remove(&mut self, at: usize) {
         let Some(JobEntry { job, .. }) = self.entries.remove(at) else { return };
         if job.stream().is_some()
@@ -343,7 +343,7 @@ impl<J: PoolJob> JobEntry<J> {
 }
 
 impl<J: PoolJob> Shared<J> {
-    /// Runs steps on the calling thread until the pool is closed.
+    /// Runs steps (copies) on the calling thread until the pool is closed.
     fn work(&self) {
         // The default timer slack of a thread would make pauses 50 us longer.
         // SAFETY: The call sets an option of this thread, and its argument is a number of nanoseconds.

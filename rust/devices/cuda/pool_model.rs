@@ -31,7 +31,7 @@ fn until(is_set: impl Fn() -> bool) {
 struct Copies {
     stream: u64,
     lanes: Vec<Vec<u32>>,
-    /// True if the stream writes the slots, false if it reads them.
+    /// True if the stream writes the slots and threads read them. False if threads write the slots and the stream reads them.
     is_written: bool,
     has_begun: AtomicBool,
     is_granted: AtomicBool,

@@ -18,13 +18,13 @@ pub(super) struct Reached {
 pub(super) struct Reach {
     /// Weak reference to the plan's list of sources and destinations. While it exists, no other list can have the same address.
     plan: Weak<[Endpoints]>,
-    /// Bit mask of the GPUs for which the results are known.
+    /// Bit mask of the GPUs for which it is known whether they can access the plan's memory.
     pub known: u64,
     /// Bit mask of the GPUs whose kernels can access all sources and destinations of the plan.
     pub all: u64,
     /// Bit mask of the GPUs that cannot access some memory of the plan, not even by copies.
     pub shut_out: u64,
-    /// Position of host memory in the plan: none, only as source, or as destination.
+    /// Use of host memory in the plan: none, only as source, or as destination.
     pub host: HostEnds,
     /// Sources and destinations of the plan as addresses that a GPU uses. There is one entry for each GPU whose addresses differ from the
     /// plan's.

@@ -276,7 +276,8 @@ impl Sharing {
         self.at(wanted.counter, |held| held.signallers.lost_peer(wanted)).flatten()
     }
 
-    /// Registers waits of captured graphs and of the caller's kernels. The backend does not learn when such a wait ends.
+    /// Records waits of captured graphs and of the caller's kernels, so that they can be ended if a process is lost. The records stay until
+    /// the memory is unmapped, because the backend does not learn when such a wait ends.
     pub fn capture_waits(&self, signals: impl Iterator<Item = Signal>) -> Result<(), BackendError> {
         let mut waits = lock(&self.waits);
         for wanted in signals {

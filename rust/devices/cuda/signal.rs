@@ -95,7 +95,7 @@ impl Core {
 
     /// Enqueues operations that set the counters in `raises`, and then operations that wait for each flag in `flags` and reset it. The
     /// flags are not checked before enqueueing, because a flag that is set now may belong to an earlier communication step whose wait is
-    /// still in the stream's queue. Like captured waits, these waits stay registered until their memory is unmapped.
+    /// still in the stream's queue. Like captured waits, these waits stay in the table of waits until their memory is unmapped.
     pub fn take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
         raises.iter().try_for_each(|signal| self.sharing.read_signal(signal.counter).map(drop))?;
         self.enter_flags(stream, flags.iter().copied())?;

@@ -45,9 +45,10 @@ pub(super) struct Found {
 #[derive(Clone, Debug)]
 pub(super) struct Start {
     pub gpu: usize,
-    /// Unique number of the stream, or `None` if it has none (see [`Found::number`]).
+    /// Unique number of the stream, or `None` if the stream has no such number (see [`Found::number`]).
     pub number: Option<u64>,
-    /// Earlier waits for signals in the execution's stream. These waits may have failed.
+    /// Waits for signals that precede the execution in its stream. If one of them has failed, the execution's completion reports the
+    /// failure.
     pub behind: Behind,
 }
 

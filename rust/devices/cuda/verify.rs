@@ -24,7 +24,7 @@ impl Verdict {
         lock(&self.0).clone().map_or(Ok(()), Err)
     }
 
-    /// Records an error, unless an earlier error was recorded.
+    /// Records an error of the comparison, unless an earlier error was recorded.
     pub fn note(&self, error: BackendError) {
         log::error!("{error}");
         lock(&self.0).get_or_insert(error);
@@ -89,7 +89,7 @@ impl Verification {
         enqueued
     }
 
-    /// Frees the blocks. All work that uses them must have finished.
+    /// Frees the pinned memory that was allocated for comparisons. All work that uses this memory must have finished.
     pub fn release(&self, gpus: &Gpus) {
         for blocks in std::mem::take(&mut *lock(&self.0)) {
             // The blocks were allocated in the context of one of these GPUs. After a reset of this GPU they no longer exist.
@@ -106,7 +106,7 @@ impl Verification {
 }
 
 impl Blocks {
-    /// Allocates a pair of blocks. Requires a current context.
+    /// Allocates a pair of blocks of pinned memory for comparisons. Requires a current context.
     fn new(gpus: &Gpus) -> Result<Blocks, BackendError> {
         let _outside = OutsideCapture::enter(gpus.driver);
         let mut base: *mut c_void = std::ptr::null_mut();
@@ -121,7 +121,7 @@ impl Blocks {
         self.last.as_ref().is_none_or(|(_, last)| unsafe { (driver.cuEventQuery)(last.event()) } != code::NOT_READY)
     }
 
-    /// Enqueues the comparison of all transfers, block by block.
+    /// Enqueues the comparison of each transfer's destination with its source, block by block.
     fn enqueue(&mut self, gpus: &Gpus, execution: &Execution<'_>, gpu: usize) -> Result<Arc<Verdict>, BackendError> {
         let verdict = Arc::new(Verdict::default());
         let driver = gpus.driver;

@@ -40,7 +40,7 @@ pub(super) struct Divided {
     /// Lists of copies that threads make. The copies of one list (lane) run in order. Each entry is the index of an operation of the
     /// undivided program.
     lanes: Vec<Vec<u32>>,
-    /// Total number of bytes that threads copy.
+    /// Total number of bytes that threads copy in one execution of the program.
     bytes: u64,
     /// True if the caller's stream must wait for the last copy of the threads. False if operations in streams already wait for the last
     /// copies of all lists.

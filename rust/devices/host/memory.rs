@@ -52,7 +52,7 @@ enum Pages {
     Private(#[allow(dead_code, reason = "unmapped when dropped")] Private, String),
     /// Memory that another process has shared and that this process has mapped.
     Mapped(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
-    /// Memory that another context of this process has allocated.
+    /// Memory that another context of this process has allocated and that this context uses.
     Borrowed,
     /// Memory that the program has allocated itself and registered with the backend.
     Registered,

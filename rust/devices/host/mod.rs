@@ -60,7 +60,7 @@ use std::sync::{Arc, OnceLock, RwLock};
 struct Recorded {
     /// Graph node whose end completes the event. `None` if all work before the event had finished when the event was recorded.
     end: Option<Arc<Node<HostWork>>>,
-    /// Earlier waits for signals in the event's stream. These waits may have failed.
+    /// Waits for signals that precede the event in its stream. If one of them has failed, a thread that waits for the event gets the error.
     behind: Behind,
 }
 

@@ -72,7 +72,8 @@ pub(super) struct Run {
     /// Start and end times of each operation. `None` if they were not requested.
     pub(super) times: Option<Times>,
     pub(super) failed_waits: Arc<FailedWaits>,
-    /// Earlier waits for signals in the execution's stream. These waits may have failed.
+    /// Waits for signals that precede the execution in its stream. If one of them has failed, the execution's completion reports the
+    /// failure.
     pub(super) behind: Behind,
     /// State of the communication step to which the execution belongs. `None` if the execution belongs to no step.
     pub(super) fate: Option<StepFate>,
@@ -292,7 +293,8 @@ impl Wait {
         self.signals.iter().all(|wanted| is_reached(wanted) || failed(wanted).is_some())
     }
 
-    /// Ends the wait. Records failed waits and abandons their communication step, or resets flags.
+    /// Ends the wait. If a process that should have set a counter was lost, records the failed wait, and abandons the communication step if
+    /// the wait belongs to one. If no step is abandoned and the wait includes a reset, resets the flags.
     fn conclude(&self) -> Result<(), BackendError> {
         if is_abandoned(&self.fate) {
             return Ok(());

@@ -35,7 +35,7 @@ impl<W: Work> Stream<W> {
         Stream { device, chain: Chain::new(), functions: OnceLock::new() }
     }
 
-    /// Ends the threads of the stream. All work of the stream must have finished.
+    /// Ends the threads that run the stream's host functions. All work of the stream must have finished.
     fn end(&self) {
         self.functions.get().into_iter().for_each(|queue| queue.join());
     }
@@ -105,7 +105,7 @@ impl<W: Work> StreamTable<W> {
         tails.iter().for_each(|tail| tail.wait_finished());
     }
 
-    /// Waits for the work of all streams, and ends the threads of the streams.
+    /// Waits for the work of all streams, and ends the threads that run the host functions of streams.
     pub fn end(&mut self) {
         self.wait_finished();
         let others = held(self.others.get_mut());

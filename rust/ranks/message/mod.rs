@@ -360,8 +360,8 @@ impl Messenger {
     }
 
     /// Ends the operation in slot `slot` if it waits for rank `rank`, which has ended or has destroyed its messenger. The operation may be
-    /// a send that is queued in that rank's mailbox. If that rank has destroyed its messenger, it has first made the copies of all its
-    /// matched operations.
+    /// a send that is queued in that rank's mailbox. Matched operations are ended only if the process of that rank has ended, because a
+    /// rank that destroys its messenger first completes its matched operations.
     fn conclude_gone(&self, slot: u32, rank: u32) {
         let own = self.mailboxes.own(slot);
         if own.is_send() && own.state() == SlotState::Queued && own.peer() == Some(rank) {

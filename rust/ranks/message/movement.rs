@@ -68,12 +68,12 @@ pub(super) struct Landing {
     to: u64,
     /// Size in bytes of the caller's receive buffer. A longer message is not copied beyond this size.
     bytes: u64,
-    /// True once a thread has begun this copy, so that no other thread makes it.
+    /// True once a thread has begun to copy the message to the caller's memory, so that no other thread makes the copy.
     is_claimed: AtomicBool,
 }
 
 impl Landing {
-    /// Makes the copy if all data has arrived and no other thread has begun the copy.
+    /// Copies the received message to the caller's memory if all data has arrived and no other thread has begun the copy.
     pub fn land(&self, own: &MessageSlot) {
         if !own.has_moved() || self.is_claimed.swap(true, Ordering::AcqRel) {
             return;
@@ -95,7 +95,8 @@ struct Landed {
 }
 
 impl CompletionState for Landed {
-    /// Makes the copy if all data has arrived. Returns true once this thread or another one has begun the copy.
+    /// Copies the received message to the caller's memory if all data has arrived. Returns true once this thread or another thread has
+    /// begun the copy.
     fn is_done(&self) -> Result<bool, BackendError> {
         // The slot is not reused until a thread has begun the copy.
         if self.landing.is_claimed.load(Ordering::Acquire) {

@@ -42,7 +42,7 @@ pub struct Descriptor {
     /// Number of times that the slot had been used when the buffer was described. If the number is larger now, the slot belongs to another
     /// operation and the description is no longer valid.
     uses: u64,
-    /// Size in bytes of the described buffer.
+    /// Size in bytes of the buffer that this descriptor describes.
     pub bytes: u64,
 }
 
@@ -246,7 +246,8 @@ impl Messenger {
         Ok(Operation::new(self, slot, kept))
     }
 
-    /// Ends an operation of this rank with `status` if it has not matched. Returns true if it was ended.
+    /// Ends the operation in this rank's slot `slot` with the reason `status` if the operation has not matched. Returns true if it was
+    /// ended.
     pub(super) fn withdraw(&self, slot: u32, status: SlotStatus) -> bool {
         let own = self.mailboxes.own(slot);
         if own.state() == SlotState::Described {
