@@ -270,7 +270,7 @@ typedef enum {
 typedef enum {
     /// No log records.
     MP_LOG_OFF = 0,
-    /// Errors that no function could return.
+    /// Errors that could not be returned by a function, for example because they occurred on a thread of the library.
     MP_LOG_ERROR = 1,
     /// Probable mistakes, for example memory that is still allocated when a context is destroyed.
     MP_LOG_WARN = 2,
@@ -1297,8 +1297,9 @@ mp_status_t mp_memory_export(mp_context_t context, const void *pointer, uint64_t
 ///
 /// `kernels` selects who accesses the memory:
 /// - `MP_DEVICE_AUTO`: transfers use `*pointer`. On CUDA, kernels can use `*pointer` too if the memory is from
-///   `cudaMalloc` or `mp_alloc`. These kernels must run on the GPU that is current in the calling thread or, if none is
-///   current, on a GPU that the context uses.
+///   `cudaMalloc` or `mp_alloc`. These kernels must run on the GPU through which this call maps the memory: the GPU
+///   that is current in the calling thread or, if none is current or it cannot access the memory, another GPU that the
+///   context uses.
 /// - A device: kernels of this device use `*in_kernels`, regardless of the current GPU. This also works for memory on a
 ///   GPU that is not visible to this process. `*device` receives `kernels`. `*pointer` is then not valid in transfers;
 ///   pass it only to `mp_memory_close`.

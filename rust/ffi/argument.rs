@@ -11,7 +11,7 @@ use mpgpu_core::headroom::headroom;
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
 
-/// Name of a parameter in the header, for errors.
+/// Name of a parameter as in the C header, for error texts.
 pub(super) type Name = &'static CStr;
 
 fn spell(name: Name) -> std::borrow::Cow<'static, str> {
@@ -161,7 +161,7 @@ pub(super) fn versioned<T: Versioned>(pointer: *const T, name: Name) -> Result<T
     Ok(unsafe { value.assume_init() })
 }
 
-/// Versioned struct of the caller that is filled after everything else has succeeded.
+/// Output struct of the caller that begins with its size. It is filled only after everything else has succeeded.
 pub(super) struct VersionedOut<T> {
     pointer: *mut T,
     size: usize,
@@ -215,7 +215,7 @@ impl TextOut {
     }
 }
 
-/// Returns the error for a handle that is NULL or not in its table.
+/// Returns the error for a handle that is NULL or not in the table of live handles.
 pub(super) fn bad_handle(handle: usize, name: Name) -> Failure {
     let message = if handle == 0 {
         format!("{} is NULL", spell(name))

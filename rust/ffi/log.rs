@@ -42,7 +42,7 @@ pub unsafe extern "C" fn mp_log_set_callback(max_level: mp_log_level_value, call
 
 /// Sets the level of records that go to standard error, from `MPGPU_LOG`. `None` selects the default.
 ///
-/// Rust programs without their own logger call this. Creating a context through the C ABI calls it too.
+/// Rust programs without their own logger call this function. Creating a context through the C ABI calls it too.
 pub fn configure(level: Option<LevelFilter>) {
     if install() {
         let mut sinks = SINKS.write().unwrap_or_else(PoisonError::into_inner);

@@ -70,8 +70,9 @@ pub unsafe extern "C" fn mp_memory_export(
 ///
 /// `kernels` selects who accesses the memory:
 /// - `MP_DEVICE_AUTO`: transfers use `*pointer`. On CUDA, kernels can use `*pointer` too if the memory is from
-///   `cudaMalloc` or `mp_alloc`. These kernels must run on the GPU that is current in the calling thread or, if none is
-///   current, on a GPU that the context uses.
+///   `cudaMalloc` or `mp_alloc`. These kernels must run on the GPU through which this call maps the memory: the GPU
+///   that is current in the calling thread or, if none is current or it cannot access the memory, another GPU that the
+///   context uses.
 /// - A device: kernels of this device use `*in_kernels`, regardless of the current GPU. This also works for memory on a
 ///   GPU that is not visible to this process. `*device` receives `kernels`. `*pointer` is then not valid in transfers;
 ///   pass it only to `mp_memory_close`.

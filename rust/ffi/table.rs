@@ -16,8 +16,8 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 // A key has 64 bits and must fit into a pointer.
 const _: () = assert!(size_of::<*mut ()>() == size_of::<u64>(), "mpgpu needs a 64-bit target");
 
-/// Position of the lowest of the four bits of a key that contain the kind. Bits 24 to 27 contain the process. All these
-/// bits belong to the slot number, which would need them only with 2^24 live handles.
+/// Index of the lowest of the four bits of a handle's key that contain the kind of the object. Bits 24 to 27 identify
+/// the process. These eight bits are free because the slot number would need them only with 2^24 live handles.
 const KIND_SHIFT: u32 = 28;
 const PROCESS_SHIFT: u32 = 24;
 const KIND: u64 = 0xF << KIND_SHIFT;

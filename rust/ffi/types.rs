@@ -179,7 +179,7 @@ pub enum mp_format_t {
 pub enum mp_log_level_t {
     /// No log records.
     MP_LOG_OFF = 0,
-    /// Errors that no function could return.
+    /// Errors that could not be returned by a function, for example because they occurred on a thread of the library.
     MP_LOG_ERROR = 1,
     /// Probable mistakes, for example memory that is still allocated when a context is destroyed.
     MP_LOG_WARN = 2,
