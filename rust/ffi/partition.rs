@@ -142,15 +142,17 @@ fn trigger_of(of: &Trigger) -> mp_trigger_t {
 /// earlier work in `stream` and after the previous step. Kernels that read data of the previous step must be ordered
 /// before this call. May be called from any thread, but not from a host function.
 ///
-/// A step consists of three calls:
+/// A step consists of three actions:
 /// 1. `mp_plan_arm` begins the step.
-/// 2. The caller enqueues the producers, in `stream` or in a stream that has waited for it. Producers are kernels that
-///    compute the data and mark each partition ready through its trigger (`mp_plan_get_trigger`, mpgpu/trigger.cuh).
-/// 3. `mp_execute` enqueues the copies of the partitions and the end of the step. Later work in its stream sees all
-///    data that this rank receives in the step, and may overwrite the data that it sent.
+/// 2. The caller enqueues the producers, in `stream` or in another stream that has waited for `stream`. Producers are
+///    kernels that compute the data and mark each partition ready through its trigger (`mp_plan_get_trigger`,
+///    mpgpu/trigger.cuh).
+/// 3. `mp_execute` enqueues the copies of the partitions and the end of the step. Later work in the stream of
+///    `mp_execute` sees all data that this rank receives in the step, and may overwrite the data that this rank sent.
 ///
-/// After `mp_plan_arm`, receivers may check through the trigger whether a partition has arrived. All three calls may be
-/// captured, in the same capture. Each partition must be marked ready once per step, even if its data have not changed.
+/// After `mp_plan_arm`, receivers may check through the trigger whether a partition has arrived. All three actions may
+/// be captured, in the same capture. Each partition must be marked ready once per step, even if its data have not
+/// changed.
 ///
 /// Order: enqueue every producer before `mp_execute` of the same step. Otherwise CUDA may place the operation that
 /// waits for a producer before that producer in a hardware queue, and both deadlock. With `MP_AGENT_PRODUCER`, and with
