@@ -238,7 +238,9 @@ def _place(
         return _cast(_STREAM, number), here
     if type(stream) is Stream:
         if stream._context is not context:
-            raise ArgumentError("the stream is not a stream of this context: make it with the context of the node", argument="stream")
+            raise ArgumentError(
+                "the stream is not a stream of this context: create it with the context of the node object", argument="stream"
+            )
         return stream._handle, None
     number, device = given(stream)
     return _cast(_STREAM, number), make_current(device) if device is not None else None
@@ -435,7 +437,7 @@ def _check_owner(context: Context, memory: Memory) -> None:
     if memory.context is context:
         return
     if memory.context is not None:
-        raise ArgumentError("the memory of x belongs to another context: allocate it with that of the node", argument="x")
+        raise ArgumentError("the memory of x belongs to another context: allocate it with the context of the node object", argument="x")
     _check_memory(context, memory, "x")
 
 

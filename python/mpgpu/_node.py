@@ -96,7 +96,7 @@ class NodePlan(Plan):
     __slots__ = ()
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        raise TypeError("a plan of a node is made by Node.plan, on all ranks together")
+        raise TypeError("a node plan (one plan for all ranks) is created by Node.plan, which all ranks call together")
 
 
 class Node(_library.Owner):
@@ -141,9 +141,9 @@ class Node(_library.Owner):
                 raise TypeError("comm provides rank, ranks and allgather: omit these and socket")
             rank, ranks, allgather = int(comm.Get_rank()), int(comm.Get_size()), comm.allgather
         if rank is None or ranks is None:
-            raise TypeError("a node needs comm, or rank and ranks with allgather or socket")
+            raise TypeError("a Node needs comm, or rank and ranks with allgather or socket")
         if (allgather is None) == (socket is None):
-            raise TypeError("a node needs either an allgather or a socket at which the ranks meet")
+            raise TypeError("a Node needs either an allgather or the path of a socket through which the ranks connect")
         self.rank = _library.number("rank", rank, 2**32 - 1)
         self.ranks = _library.number("ranks", ranks, 2**32 - 1)
         # Messenger that the node's channels use, if there are any, and the lock for creating it.

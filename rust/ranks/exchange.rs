@@ -51,11 +51,11 @@ pub struct Collective([u8; CALL]);
 
 impl Collective {
     /// Identity of the collective call that creates a node group (the group of all ranks of a node).
-    pub const CREATE: Collective = Collective::new(Collective::OF_LIBRARY, "node creation");
+    pub const CREATE: Collective = Collective::new(Collective::OF_LIBRARY, "node object creation");
     /// Identity of the collective call that creates a node plan (a communication plan that all ranks of a node execute together).
-    pub const PLAN: Collective = Collective::new(Collective::OF_LIBRARY, "a node plan");
+    pub const PLAN: Collective = Collective::new(Collective::OF_LIBRARY, "node plan creation");
     /// Identity of the collective call that creates a node plan whose transfers move in partitions.
-    pub const PLAN_PARTITIONED: Collective = Collective::new(Collective::OF_LIBRARY, "a node plan with partitions");
+    pub const PLAN_PARTITIONED: Collective = Collective::new(Collective::OF_LIBRARY, "node plan creation with partitions");
     /// Identity of the collective call that measures which number of partitions is fastest.
     pub const TUNE_PARTITIONS: Collective = Collective::new(Collective::OF_LIBRARY, "the tuning of partitions");
     /// Identity of the collective call that creates a messenger (endpoint for messages between ranks).
@@ -215,7 +215,8 @@ impl Exchange {
             if let Some((_, outer)) = caller.inside.filter(|(thread, _)| *thread == own) {
                 let (inner, outer) = (call.name(), outer.name());
                 let reason = format!(
-                    "{inner} was started by a callback of {outer} on the same node object: the outer call waits for its callback, so both \
+                    "{inner} was started by a callback during {outer} on the same node object: the outer call waits for its callback, so \
+                     both \
                      would wait forever; start the inner call after the outer call has returned"
                 );
                 return Err(Error::NodeArgument { argument: c"node", reason });

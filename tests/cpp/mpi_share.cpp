@@ -296,7 +296,7 @@ void calls_that_differ_are_errors(const mpgpu::context &ctx, const mpgpu::mpi::n
     const std::vector<call> calls = {
         {"exchange", [&] { static_cast<void>(node.exchange(memory)); }},
         {"device_of_each", [&] { static_cast<void>(node.device_of_each(gpu)); }},
-        {"a node plan", [&] { static_cast<void>(node.plan_exchange({})); }},
+        {"node plan creation", [&] { static_cast<void>(node.plan_exchange({})); }},
         {"messenger creation", [&] { const mpgpu::messenger made(node); }},
         {"halo::plan", [&] { const mpgpu::halo::plan made(ctx, node, g, {mpgpu::halo::array_of(cells)}); }},
     };

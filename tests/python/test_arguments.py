@@ -143,7 +143,7 @@ REFUSED = [
     (lambda: mpgpu.Context("host", topology="beluge"), mpgpu.ConfigurationError, r"beluge"),
     (lambda: mpgpu.Context("host", signal_wait="spin"), ValueError, r"signal_wait='spin': must be one of"),
     (lambda: mpgpu.Context("host", host_threads=257), ValueError, r"host_threads=257: must be from 0 to 256"),
-    (lambda: mpgpu.Node(), TypeError, r"a node needs comm, or rank and ranks with allgather or socket"),
+    (lambda: mpgpu.Node(), TypeError, r"a Node needs comm, or rank and ranks with allgather or socket"),
     (lambda: mpgpu.Node(rank=0, ranks=1), TypeError, r"either an allgather or a socket"),
     (lambda: mpgpu.Node(object(), rank=0), TypeError, r"comm provides rank, ranks and allgather"),
     (lambda: mpgpu.Node(rank=2, ranks=1, allgather=lambda x: x), ValueError, r"rank"),

@@ -276,7 +276,7 @@ fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
     as_ranks(2, |rank, seat| {
         let node = node(rank, seat);
         let error = if rank == 0 { plan(&node).expect_err("another call") } else { node.messenger(options).expect_err("another call") };
-        let own = ["a node plan", "messenger creation"];
+        let own = ["node plan creation", "messenger creation"];
         let expected = format!(
             "rank {}: the rank is in {}, its collective call number 1, but this rank is in {}, its collective call number 1",
             1 - rank,
@@ -289,7 +289,8 @@ fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
         let partitioning = Partitioning { count: None, agent: Agent::Auto { tells: true, stores: false } };
         let error = node.plan_partitioned(&[], &[], (rank == 1).then_some(partitioning), &PlanOptions::default()).map(drop);
         let error = error.expect_err("another call").to_string();
-        let kinds = ["a node plan, its collective call number 3", "a node plan with partitions, its collective call number 3"];
+        let kinds =
+            ["node plan creation, its collective call number 3", "node plan creation with partitions, its collective call number 3"];
         assert!(kinds.iter().all(|kind| error.contains(kind)), "{error}");
         // The error names the options that differ. On the rank with different options, they are named as that rank's own.
         let unlike = MessengerOptions { operations: 8 + rank, messages: 8 };
@@ -318,7 +319,7 @@ fn an_allgather_that_meets_another_call_is_an_error_on_all_ranks() {
             assert!(message.contains(text), "{message}");
         };
         let array = rank.array();
-        let names = ["node::exchange", "a node plan"];
+        let names = ["node::exchange", "node plan creation"];
         let mine = if rank.rank == 0 { exchange(3).0 } else { rank.plan(array, null()).0 };
         let other = 1 - rank.rank as usize;
         expect(
@@ -366,7 +367,7 @@ fn calls_on_two_nodes_of_one_allgather_do_not_meet() {
         let nodes = [0, 1].map(|_| node(rank, Box::new(Shared(seat.clone()))));
         for turn in 0..2 {
             let error = plan(&nodes[(rank as usize + turn) % 2]).expect_err("another node").to_string();
-            assert!(error.contains("a node plan of another node object"), "{error}");
+            assert!(error.contains("node plan creation of another node object"), "{error}");
         }
         nodes.iter().for_each(|node| plan(node).expect("in one order"));
     });
@@ -399,15 +400,16 @@ fn a_rank_whose_allgather_has_failed_meets_no_earlier_call_of_the_others() {
         assert_eq!(matches!(error, Error::Allgather(_)), rank == 0, "{error}");
         if rank == 1 {
             assert!(
-                error
-                    .to_string()
-                    .contains("a node plan, its collective call number 2, but this rank is in a node plan, its collective call number 1"),
+                error.to_string().contains(
+                    "node plan creation, its collective call number 2, but this rank is in node plan creation, its collective \
+                               call number 1"
+                ),
                 "{error}"
             );
             // The second call of this rank meets the third call of rank 0, because rank 0 has made one more call.
             let error = plan(second).expect_err("out of step").to_string();
             assert!(
-                error.contains("its collective call number 3, but this rank is in a node plan, its collective call number 2"),
+                error.contains("its collective call number 3, but this rank is in node plan creation, its collective call number 2"),
                 "{error}"
             );
         } else {
@@ -506,7 +508,10 @@ fn a_call_within_the_allgather_of_its_own_node_is_refused() {
         let status = mp_node_plan(node, null(), 0, null(), 0, null(), null(), &mut null_mut());
         refused(status, MP_ERROR_ALLGATHER);
         let message = (*user).message.take().expect("it was called");
-        assert!(message.starts_with("a node plan was started by a callback of a node plan on the same node"), "{message}");
+        assert!(
+            message.starts_with("node plan creation was started by a callback during node plan creation on the same node object"),
+            "{message}"
+        );
         (*user).node = null_mut();
         ok(mp_node_plan(node, null(), 0, null(), 0, null(), null(), &mut null_mut()));
     }

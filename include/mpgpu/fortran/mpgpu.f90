@@ -283,7 +283,8 @@ contains
         integer(c_int) :: told
         integer :: pass, direction, v
         wrong = mpgpu_wrong_grid(grid)
-        if (wrong == "" .and. node%ranks /= mpgpu_rank_count(grid)) wrong = "grid: its ranks must be those of the node"
+        if (wrong == "" .and. node%ranks /= mpgpu_rank_count(grid)) &
+            wrong = "grid: the product of ranks must be the number of ranks of the node object"
         if (wrong == "") wrong = wrong_halo(grid, arrays, node%rank)
         if (wrong /= "") then
             told = mp_node_fail(node%handle, mpgpu_c_text(wrong)) ! otherwise the other ranks would wait
