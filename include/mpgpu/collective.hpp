@@ -41,7 +41,7 @@ namespace mpgpu {
 
 namespace detail {
 
-/// Returns the copies (pieces) of a collective whose blocks have these sizes in bytes.
+/// Returns the copies (pieces) of a collective. `sizes` contains the sizes of its blocks in bytes.
 [[nodiscard]] inline std::vector<mp_piece_t> pieces_of(mp_collective_t collective, std::size_t participants,
                                                        std::size_t root, const std::vector<std::uint64_t> &sizes,
                                                        on_error failed) {
@@ -218,7 +218,7 @@ class byte_sizes {
     return {};
 }
 
-/// Returns a rank's descriptors for a collective whose blocks have these sizes in bytes.
+/// Returns this rank's descriptors for a collective. `sizes` contains the sizes of its blocks in bytes.
 [[nodiscard]] inline std::vector<half_transfer> halves_of_sizes(mp_collective_t collective, const node &ranks, int root,
                                                                 const std::vector<std::uint64_t> &sizes,
                                                                 const void *send, void *receive, on_error failed) {

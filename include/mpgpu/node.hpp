@@ -29,7 +29,7 @@
 
 namespace mpgpu {
 
-/// Window: memory range of a rank from or to which transfers of a node's plan copy. An alias of the C struct.
+/// Window: memory range of a rank that transfers of a node's plan read or write. An alias of the C struct.
 using window = mp_window_t;
 
 /// Copy from a window (memory range) of one rank to a window of another or the same rank. It contains the destination
@@ -127,17 +127,17 @@ enum class agent : std::int32_t {
 struct partitioning {
     std::uint32_t count = 0;        ///< number of partitions of each transfer; 0: the library decides
     agent mover = agent::automatic; ///< mechanism that performs the copies
-    bool arrivals = true;           ///< true if receivers are notified of each partition
+    bool arrivals = true;           ///< true if receivers are notified when each partition arrives
     bool stores = false;            ///< true if `agent::automatic` may select `agent::producer` instead of copies
 };
 
 /// Options of `node::tune_partitions`, which measures how best to divide transfers into partitions.
 struct partition_tuning {
-    /// Agents (mechanisms that copy the partitions) to measure. With `agent::producer`, the kernel must write to the
-    /// address that `mpgpu::trigger::destination` returns. `agent::automatic` requires `arrivals` to be false.
+    /// Agents (mechanisms that copy the partitions) to measure. With `agent::producer`, the producing kernel must write
+    /// to the address that `mpgpu::trigger::destination` returns. `agent::automatic` requires `arrivals` to be false.
     std::vector<agent> agents{agent::copy_engine};
     std::uint32_t rounds = 0; ///< number of timed executions of each candidate; 0 selects 7
-    bool arrivals = true;     ///< true if receivers are notified of each partition
+    bool arrivals = true;     ///< true if receivers are notified when each partition arrives
     std::string file{};       ///< path of the tuning file; if empty, the value of MPGPU_TUNING_FILE
     std::uint32_t blocks = 0; ///< thread blocks of the producing kernel; 0 if always the same number
 };
@@ -235,8 +235,8 @@ class node {
         return plan(windows, transfers, options, failed);
     }
     /// Plans the transfers that are described by send and receive descriptors, and divides them into partitions.
-    /// `plan::trigger(rank(), i)` returns the trigger for descriptor `halves[i]`, that is, the kernel argument with
-    /// which kernels of a sender report finished partitions, and kernels of a receiver check which partitions have
+    /// `plan::trigger(rank(), i)` returns the trigger for descriptor `halves[i]`. A trigger is a kernel argument with
+    /// which kernels of the sender report finished partitions, and kernels of the receiver check which partitions have
     /// arrived. With one partition per transfer, `trigger::arrived(0)` checks the whole transfer. Throws the exceptions
     /// of the overload above.
     [[nodiscard]] mpgpu::plan plan_exchange(array_view<const half_transfer> halves, const partitioning &how,
@@ -358,8 +358,8 @@ class node {
             const mp_node_end_t own{rank_, static_cast<std::uint32_t>(made.first.size()), 0};
             const mp_node_end_t other{static_cast<std::uint32_t>(half.rank), MP_BY_TAG, half.tag};
             made.first.push_back(half.memory);
-            // `any_rank` and the numbers of ranks on other nodes are smaller. The library rejects them with a clear
-            // error.
+            // `any_rank` and the numbers of ranks on other nodes are at most `MP_FIRST_ELSEWHERE`. The library rejects
+            // them with a clear error.
             const bool is_none = half.rank < 0 && half.rank > MP_FIRST_ELSEWHERE;
             made.second.push_back(is_none ? node_transfer{own, own, 0} // keeps the indices of the other transfers
                                   : half.is_send ? node_transfer{other, own, half.memory.bytes}

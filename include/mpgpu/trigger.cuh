@@ -271,8 +271,9 @@ class trigger {
         return partition + (end(partition) <= at ? 1 : 0);
     }
 
-    /// Adds ready bytes or blocks of a partition to the counter of the first transfer. The call that completes the
-    /// partition resets the counter and sets the ready flags of all transfers.
+    /// Adds `amount`, in ready bytes or in blocks, to the counter of a partition. The partition is ready when the
+    /// counter reaches `whole`. The call that reaches this value resets the counter and sets the ready flags of the
+    /// partition in all transfers, which share the counter of the first transfer.
     MPGPU_TRIGGER_FUNCTION static void add(const trigger *all, unsigned transfers, std::uint32_t partition,
                                            std::uint64_t amount, std::uint64_t whole) {
         if (amount < whole) {

@@ -59,7 +59,7 @@ class Part:
 
 
 def pieces(kind: str, participants: int, root: int, sizes: Sequence[int]) -> list[Piece]:
-    """Returns the copies of a collective operation whose blocks have these sizes in bytes."""
+    """Returns the copies of a collective operation. ``sizes`` contains the sizes of its blocks in bytes."""
     root = number("root", root, max(participants - 1, 0))
     numbers, count = ffi.new("uint64_t[]", list(sizes) or [0]), ffi.new("size_t *")
     check(lib.mp_collective(_KINDS[kind], participants, root, 0, numbers, NULL, 0, count))

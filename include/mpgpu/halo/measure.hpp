@@ -23,7 +23,7 @@ namespace mpgpu::halo {
 /// Exchange method that was measured when a plan was created, and the measured time.
 struct measured_form {
     std::uint64_t direct_pieces; ///< value of `options::direct_pieces` in this measurement
-    double seconds;              ///< shortest time of one exchange on the slowest rank, seconds
+    double seconds;              ///< measured time of one exchange on the slowest rank, seconds
     bool pushed;                 ///< value of `options::pushed` in this measurement
 };
 
@@ -76,8 +76,8 @@ template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t
     return least;
 }
 
-/// Returns the index of the selected exchange method. It is the first, which is the simplest, unless a later method is
-/// faster by more than the variation of the measurements.
+/// Returns the index of the selected exchange method. Selects the first method, which is the simplest, unless a later
+/// method is faster by more than the variation of the measurements.
 [[nodiscard]] inline std::size_t fastest_of(const std::vector<double> &seconds) noexcept {
     constexpr double margin = 0.05;
     std::size_t best = 0;

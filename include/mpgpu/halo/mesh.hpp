@@ -137,7 +137,7 @@ inline void check(mp_status_t outcome) {
     return refusal(status::invalid_argument, std::move(argument), std::move(message));
 }
 
-/// Returns the product, or nothing if it overflows.
+/// Returns the product of `a` and `b`, or nothing if it overflows.
 [[nodiscard]] inline std::optional<std::int64_t> product(std::int64_t a, std::int64_t b) noexcept {
     if (b != 0 && a > std::numeric_limits<std::int64_t>::max() / b) {
         return std::nullopt;
@@ -145,7 +145,7 @@ inline void check(mp_status_t outcome) {
     return a * b;
 }
 
-/// Returns the error of a grid, if there is one.
+/// Checks a grid. Returns the error, or nothing if the grid is valid.
 [[nodiscard]] inline std::optional<error_details> wrong(const grid &g) {
     constexpr std::int64_t most = std::int64_t{1} << 40; // so that sums of a few values cannot overflow
     const std::array<std::int64_t, 3> cells = mesh_cells(g);
@@ -178,7 +178,7 @@ inline void check(mp_status_t outcome) {
     return std::nullopt;
 }
 
-/// Returns the error of the arrays of a rank of a valid grid, if there is one.
+/// Checks the arrays of a rank. Returns the error, or nothing if the arrays are valid. The grid must be valid.
 [[nodiscard]] inline std::optional<error_details> wrong(const grid &g, int rank, const rank_arrays &arrays) {
     const std::string whose = "rank " + std::to_string(rank);
     if (arrays.empty()) {

@@ -469,7 +469,8 @@ class messages_by_thread final : public off_node {
     }
 
   private:
-    /// Scope guard that blocks POSIX signals in threads created meanwhile, even if a thread cannot be created.
+    /// Scope guard that blocks POSIX signals in threads that are created during its lifetime. It restores the signal
+    /// mask even if a thread cannot be created.
     struct blocked_signals {
         blocked_signals() noexcept {
             sigset_t all;
@@ -522,7 +523,7 @@ class messages_by_thread final : public off_node {
     std::condition_variable wake_;
     exchange_progress now_;     ///< progress that the thread has reported last
     std::exception_ptr failed_; ///< error that ended the work of the thread
-    bool works_ = false;        ///< true during an exchange
+    bool works_ = false;        ///< true while the thread works on an exchange
     bool ends_ = false;
     std::thread thread_;
 };

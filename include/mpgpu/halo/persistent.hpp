@@ -288,7 +288,7 @@ MPGPU_NOTIFY_BOTH inline bool unpack_messages(const notify_block &block, const p
     return true;
 }
 
-/// Performs the calling block's work in an exchange.
+/// Performs the calling block's work in an exchange with ranks on other nodes: packs its part, then unpacks its part.
 template <persistent_form Form>
 MPGPU_NOTIFY_BOTH inline void exchange_messages(const notify_block &block, const persistent_work &work,
                                                 std::uint64_t exchange) {

@@ -110,14 +110,14 @@ using pushing_copier = std::function<launch_function(const context &, device, co
 
 /// Kind of memory that is passed to MPI for messages to and from ranks on other nodes.
 enum class mpi_memory : std::int32_t {
-    automatic, ///< device memory if MPI reports support for it or on the host backend; otherwise staged
+    automatic, ///< device memory on the host backend, and if MPI reports support for it; otherwise staged
     device,    ///< device memory, for a GPU-aware MPI that does not report its support
     staged     ///< host memory; sender and receiver each make an additional copy
 };
 
 /// Thread that makes progress on messages to and from ranks on other nodes, between `plan::start` and `plan::finish`.
 enum class progress_by {
-    start,  ///< thread that calls `start`, which blocks until packed, and `finish`, which blocks until received
+    start,  ///< thread that calls `start`, which blocks until all is packed, and `finish`, which blocks until received
     caller, ///< threads that call `plan::progress`; `start` does not block, and `finish` completes the exchange
     thread  ///< separate thread that the plan creates and that polls; requires MPI_THREAD_MULTIPLE
 };
