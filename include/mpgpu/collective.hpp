@@ -60,7 +60,7 @@ namespace detail {
 
 /// Untyped memory range on one device.
 struct block {
-    const void *memory;  ///< start address
+    const void *memory;  ///< address of the first byte
     std::int32_t device; ///< device that owns the memory
     std::uint64_t bytes; ///< size in bytes
 };
@@ -324,8 +324,8 @@ template <class Sources, class Destinations>
 }
 
 /// All-to-all within one process: returns the transfers that copy one part of each of `sources` to each of
-/// `destinations`. There are as many destinations as sources. `elements` contains the number of elements for each pair
-/// of sender and receiver, ordered by sender. If it is empty, all parts of a source have equal size. Throws
+/// `destinations`. There are as many destinations as sources. `elements` is a list of the number of elements for each
+/// pair of sender and receiver, ordered by sender. If the list is empty, all parts of a source have equal size. Throws
 /// `argument_error`.
 template <class Sources, class Destinations,
           std::enable_if_t<!std::is_base_of_v<node, std::remove_reference_t<Sources>>, int> = 0>

@@ -73,7 +73,7 @@ template <class T> class imported_memory : public detail::memory_owner<T, detail
     [[nodiscard]] T *in_kernels() const noexcept { return in_kernels_; }
 
   private:
-    T *in_kernels_ = nullptr; ///< valid for as long as this object owns the mapping
+    T *in_kernels_ = nullptr; ///< address for kernels; valid as long as this object owns the mapping
 };
 
 } // namespace mpgpu

@@ -373,7 +373,7 @@ class node {
 
     std::uint32_t rank_ = 0;
     std::uint32_t ranks_ = 0;
-    std::unique_ptr<allgather> gather_; ///< the library holds its address
+    std::unique_ptr<allgather> gather_; ///< allocated separately, because the library holds its address
     detail::handle<mp_node_t, detail::destroyed_by<mp_node_destroy>> handle_;
 };
 

@@ -85,7 +85,7 @@ using plan_info = mp_plan_info_t;
 ///
 /// Owns its C handle and is move-only. The destructor does not block; executions that are already enqueued still
 /// finish. The destructor of a plan that a `node` created blocks until the executions that this rank has enqueued have
-/// finished. They finish only if the other ranks execute these steps too.
+/// finished. These executions finish only if the other ranks execute the same steps.
 class plan {
   public:
     /// Constructs an empty plan. Every function called on it reports `status::invalid_handle`.

@@ -99,7 +99,7 @@ def _fits(blocks: Sequence[Memory], sizes: Iterable[int], what: str) -> None:
 def _execute(
     kind: str, sources: Sequence[Memory], destinations: Sequence[Memory], sizes: Sequence[int], stream: Any, context: Context | None
 ) -> Request:
-    """Plans and executes a collective operation. If it is repeated, the plan is found in the plan cache of the context."""
+    """Plans and executes a collective operation. If the operation is repeated, the plan is found in the plan cache of the context."""
     pairs: list[Any] = []
     moves = pieces(kind, max(len(sources), len(destinations)), 0, sizes) if sources and destinations else []
     for sender, receiver, sent, received, size in moves:

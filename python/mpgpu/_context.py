@@ -123,7 +123,8 @@ class Context(_library.Owner):
     def __del__(self, destroy: Any = lib.mp_context_destroy) -> None:
         # If the constructor rejected its arguments, there is no handle.
         if getattr(self, "_handle", NULL) != NULL:
-            # Blocks until all work has finished, because its memory may be released with this object. Errors are raised by waits, not here.
+            # Blocks until all work has finished, because memory that the work uses may be released with this object. Errors are raised by
+            # waits, not here.
             destroy(self._handle)
 
     @property

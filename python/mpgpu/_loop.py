@@ -23,8 +23,9 @@ from .errors import Error
 if TYPE_CHECKING:
     from ._message import Message
 
-# Time in seconds for which a task itself polls for its message, and time for which the loop polls after any message has arrived.
+# Time in seconds for which a task itself polls for its message.
 _IN_PLACE = 50e-6
+# Time in seconds for which the event loop polls after any message has arrived.
 _BY_THE_LOOP = 200e-6
 # Maximum time in seconds by which tasks whose messages arrive immediately may delay other tasks of the loop.
 _TURN = 1e-3

@@ -23,8 +23,8 @@ namespace mpgpu::halo {
 /// Exchange method that was measured when a plan was created, and the measured time.
 struct measured_form {
     std::uint64_t direct_pieces; ///< value of `options::direct_pieces` in this measurement
-    double seconds;              ///< measured time of one exchange on the slowest rank, seconds
-    bool pushed;                 ///< value of `options::pushed` in this measurement
+    double seconds; ///< time of one exchange on the slowest rank (shortest of several measurements), seconds
+    bool pushed;    ///< value of `options::pushed` in this measurement
 };
 
 namespace detail {

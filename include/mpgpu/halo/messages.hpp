@@ -192,7 +192,7 @@ class mpi_requests : public off_node {
         }
     }
 
-    std::vector<message> received_; ///< in the order of the requests
+    std::vector<message> received_; ///< messages to receive, in the order of the requests
     std::vector<message> sent_;
     exchange_progress now_;
     int sharing_ = 1; ///< number of ranks that use this rank's device; set for persistent kernels

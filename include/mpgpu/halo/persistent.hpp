@@ -82,7 +82,7 @@ template <class Word> class cell_walk {
     std::uint64_t x_ = 0; ///< position of the next word: index in its row, row and plane
     std::uint64_t y_ = 0;
     std::uint64_t z_ = 0;
-    std::uint64_t dx_ = 0; ///< stride, split in the same way
+    std::uint64_t dx_ = 0; ///< stride, split into the same three indices
     std::uint64_t dy_ = 0;
     std::uint64_t dz_ = 0;
 };

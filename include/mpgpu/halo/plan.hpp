@@ -683,7 +683,7 @@ class plan {
     }
 
     mp_context_t context_ = nullptr;
-    std::shared_ptr<detail::imports> imports_; ///< memory of other processes
+    std::shared_ptr<detail::imports> imports_; ///< mapped memory of other processes
     event begun_;
     event finished_;
     std::vector<lane> lanes_;

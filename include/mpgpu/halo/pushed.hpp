@@ -74,7 +74,7 @@ struct pushed_state {
     std::uint64_t exchange;            ///< number of the last exchange that has ended
     std::uint64_t abandoned;           ///< number of the exchange that was abandoned because a rank exited; 0 if none
     std::uint32_t ended;               ///< number of blocks that have ended in the current exchange
-    std::uint32_t packed[most_pushed]; ///< number of blocks that have packed their part, per message
+    std::uint32_t packed[most_pushed]; ///< for each message: number of blocks that have packed their part
 };
 
 /// Kernel argument that describes all messages of a rank. A plain value that is equal in all launches. Its lists are in
@@ -338,8 +338,8 @@ struct pushed_inboxes {
         return messages[rank] * sizeof(notification_counter);
     }
 
-    std::vector<std::uint64_t> half;     ///< size of one half of the inbox, per rank, bytes
-    std::vector<std::uint64_t> messages; ///< number of messages to the rank, per rank
+    std::vector<std::uint64_t> half;     ///< for each rank: size of one half of its inbox, bytes
+    std::vector<std::uint64_t> messages; ///< for each rank: number of messages that it receives
     std::vector<std::uint64_t> offsets;
     std::vector<std::uint64_t> numbers;
 };

@@ -63,8 +63,8 @@ struct rank_pair {
 /// Schedule: all pairs of ranks of a grid that exchange cells, ordered by sender, then by receiver. Equal on all ranks.
 struct schedule {
     std::vector<rank_pair> pairs;
-    std::vector<std::uint64_t> outbox_bytes; ///< size of the buffer of sent messages, per rank
-    std::vector<std::uint64_t> inbox_bytes;  ///< size of the buffer of received messages, per rank
+    std::vector<std::uint64_t> outbox_bytes; ///< for each rank: size of its buffer of sent messages, bytes
+    std::vector<std::uint64_t> inbox_bytes;  ///< for each rank: size of its buffer of received messages, bytes
 };
 
 constexpr std::uint64_t piece_alignment = 16;
