@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub address: u64,
-    /// True if the address belongs to the source of the copy, false if it belongs to the destination.
+    /// True if `address` belongs to the source of the copy, false if it belongs to the destination.
     pub is_source: bool,
     /// Error code of the operating system (`errno`).
     pub code: i32,
@@ -87,7 +87,7 @@ impl PrivateRanges {
         PrivateRanges(found)
     }
 
-    /// True if the whole range is private memory that can be read. If `written` is true, the range must also be writable.
+    /// True if the `bytes` bytes at `address` are private memory that can be read. If `written` is true, this memory must also be writable.
     pub fn has(&self, address: u64, bytes: u64, written: bool) -> bool {
         let after = self.0.partition_point(|range| range.0 <= address);
         let before = after.checked_sub(1).map(|at| self.0[at]);
@@ -174,7 +174,8 @@ unsafe fn transfer(own: &libc::iovec, other: &libc::iovec, reads: bool) -> isize
     }
 }
 
-/// Returns the description of a copy that failed after `done` bytes, with the missing range.
+/// Returns the description of a copy that failed after `done` bytes: the address that is not accessible, and whether it belongs to the
+/// source or to the destination.
 #[cold]
 fn fault(to: u64, from: u64, done: usize, reads: bool, code: i32) -> Fault {
     let mut byte = 0_u8;

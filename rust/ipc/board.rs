@@ -39,8 +39,8 @@ impl Board {
         Ok(Board { mapping: Mapping::new(file, BYTES)? })
     }
 
-    /// Allocates the page of the board that contains a slot in advance. Otherwise the first write to the slot would allocate the page, and a
-    /// system without free memory would kill the writing process.
+    /// Allocates in advance the page of the board (shared table) that contains the slot `slot`. Without this call, the first write to the
+    /// slot would allocate the page, and a system without free memory would kill the writing process.
     pub fn reserve(file: &OwnedFd, slot: u32) -> Result<()> {
         rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, u64::from(slot) * SLOT_BYTES, SLOT_BYTES)
     }
@@ -55,7 +55,7 @@ impl Board {
         Ok(unsafe { &*with_exposed_provenance(address as usize) })
     }
 
-    /// Records that the exporter has freed the memory of request number `request`. The exporter calls this function.
+    /// Records in a slot of the board that the exporter has freed the memory of request number `request`. The exporter calls this function.
     pub fn withdraw(&self, slot: u32, request: u32) {
         self.at(slot, 0).into_iter().for_each(|place| place.store(request, Ordering::Release));
     }
@@ -64,8 +64,8 @@ impl Board {
         self.at(slot, 0).is_ok_and(|place| place.load(Ordering::Acquire) == request)
     }
 
-    /// Records that the importer has unmapped the memory of request number `request`, or will not map it. The record remains valid if the
-    /// exporter's answer to the request arrives later. The importer calls this function.
+    /// Records in a slot of the board that the importer has unmapped the memory of request number `request`, or will not map it. The record
+    /// remains valid if the exporter's answer to the request arrives later. The importer calls this function.
     pub fn close(&self, slot: u32, request: u32) {
         self.at(slot, 4).into_iter().for_each(|place| place.store(request, Ordering::Release));
     }

@@ -23,11 +23,11 @@ pub(super) enum Subject {
     Import,
     /// Answer of the exporter that grants a request, with the information needed to map the allocation.
     Granted,
-    /// Answer of the exporter that it has no such allocation: it was freed or never exported, or the secret is wrong.
+    /// Answer of the exporter that the requested allocation was freed or was never exported, or that the secret is wrong.
     Gone,
     /// Answer of the exporter that the allocation cannot be mapped. The text gives the reason.
     Refused,
-    /// Notification by the importer that it stops using the allocation. The exporter does not answer it.
+    /// Notification by the importer that it stops using the allocation. The exporter does not answer this packet.
     Leave,
 }
 

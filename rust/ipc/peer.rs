@@ -193,8 +193,8 @@ impl Peer {
         }
     }
 
-    /// Returns an error if the exporter has freed the memory or has exited. Does not block. It may miss an exit that occurred within the
-    /// last 100 us.
+    /// Returns an error if the exporter has freed the imported allocation with this slot, or has exited. Does not block. The check may miss
+    /// an exit that occurred within the last 100 us.
     pub fn check(&self, slot: BoardSlot) -> Result<(), IpcError> {
         if self.board.is_withdrawn(slot.slot, slot.request) {
             return Err(self.freed());

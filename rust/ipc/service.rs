@@ -497,8 +497,8 @@ impl ServiceState {
         }
     }
 
-    /// Ends the waits for an importer that has exited or has stopped using the allocation, unless they can still complete. `party` is
-    /// `None` if the importer has no secret of its own.
+    /// Ends the waits for counters that an importer should have set, because the importer has exited or has stopped using the allocation.
+    /// Waits that can still complete are not ended. `party` is `None` if the importer has no secret of its own.
     fn lose_party(&self, export: &Export, party: Option<&Party>, departure: Departure, process: i32) {
         let left = party.map(|party| (party.on_leave)(departure, process));
         if left != Some(None) {

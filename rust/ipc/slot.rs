@@ -215,8 +215,8 @@ pub struct MessageSlot {
     /// Rank that copies the data of the operation in this slot, plus 1. 0 if no rank is assigned yet.
     mover: AtomicU64,
     status: AtomicU64,
-    /// Rank of the sender. This word, the next three words and `metadata` are the envelope of the message. A match copies it from the
-    /// slot of the send to the slot of the receive.
+    /// Rank of the sender. This word, the next three words and `metadata` are the envelope of the message. A match copies the envelope from
+    /// the slot of the send to the slot of the receive.
     source: Plain,
     message_tag: Plain,
     message_bytes: Plain,
@@ -416,7 +416,7 @@ impl MessageSlot {
         (self.metadata_bytes.load(Ordering::Relaxed) as usize).min(METADATA_BYTES)
     }
 
-    /// Returns the envelope (sender, tag, size and metadata) of the message that this operation sends or has matched.
+    /// Returns the envelope (sender, tag, size and metadata) of the message that the operation in this slot sends or has matched.
     pub fn envelope(&self) -> Envelope {
         let mut metadata = vec![0; self.metadata_length()];
         self.metadata.load(&mut metadata);

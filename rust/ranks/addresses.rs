@@ -36,7 +36,7 @@ pub(super) struct NearLayout {
     pub words: u64,
     /// Offset in bytes of the counter that selects which of the two inboxes a step uses ([`eager`](super::eager)).
     pub turn: u64,
-    /// Offset in bytes of the two inboxes (receive buffers for small transfers). All memory before them is initially zero.
+    /// Offset in bytes of the two inboxes (receive buffers for small transfers). The memory in front of the inboxes is initially zero.
     pub inboxes: u64,
     pub bytes: u64,
 }

@@ -45,7 +45,7 @@ const NAME: usize = 46;
 const CALL: usize = 1 + NAME + 1;
 
 /// Identity of a collective call, which all ranks of a node make together. It consists of the origin of the call (library or program) and
-/// the name that error messages quote. Calls of different ranks match if both are equal.
+/// the name that error messages quote. The calls of two ranks match if their origins and their names are equal.
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub struct Collective([u8; CALL]);
 

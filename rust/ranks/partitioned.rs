@@ -36,13 +36,13 @@ const RAISED_AGAIN: Duration = Duration::from_millis(5);
 pub struct Trigger {
     /// Address of two words in GPU memory, which are set when a step is armed (begun before its data is produced). The first word is the
     /// address to which producing kernels write: the source, or the destination if they store the data there themselves. The second word is
-    /// 1 if these kernels must count what they have written, and otherwise 0. The field is 0 on all ranks except the source's.
+    /// 1 if these kernels must count what they have written, and otherwise 0. The field is 0 on all ranks except the rank of the source.
     pub step: u64,
-    /// Address of the flags that mark partitions as ready to be sent, one for each partition. The field is 0 on all ranks except the
-    /// source's.
+    /// Address of the flags that mark partitions as ready to be sent, one for each partition. The field is 0 on all ranks except the rank
+    /// of the source.
     pub ready: u64,
-    /// Address of the flags that mark partitions as arrived. The field is 0 on all ranks except the destination's, and if arrivals are not
-    /// signalled.
+    /// Address of the flags that mark partitions as arrived. The field is 0 if arrivals are not signalled, and on all ranks except the rank
+    /// of the destination.
     pub arrived: u64,
     /// Address of one 64-bit counter for each partition, in which producing kernels count what they have written. The counters are 0
     /// between steps.
@@ -236,8 +236,8 @@ impl PartitionWords {
         lock(&self.state).last = Some(end);
     }
 
-    /// Waits until the last execution has finished, for at most `patience`. On a time-out, returns an error that names the missing
-    /// partitions.
+    /// Waits until the last execution has finished, for at most `patience`. On a time-out, returns an error that names the partitions for
+    /// which the execution is waiting.
     pub fn wait(&self, patience: Duration, is_ended: bool) -> Result<(), Error> {
         let Some(last) = lock(&self.state).last.clone() else { return Ok(()) };
         let begin = Instant::now();

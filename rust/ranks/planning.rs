@@ -111,7 +111,8 @@ impl NodeGroup {
         }
     }
 
-    /// Allocates or maps the shared memory in which the ranks agree on the plan variant of each step. Returns its initial state.
+    /// Allocates or maps the shared memory in which the ranks agree on the plan variant of each step. Returns this rank's record of the
+    /// agreed variants, in its initial state.
     fn spans(&self, call: &mut CollectiveCall<'_>, held: &mut Held) -> Result<Spans, Error> {
         let bytes = Spans::bytes(self.ranks());
         let mut own = 0;

@@ -12,9 +12,9 @@ pub(super) fn device_of(context: &Context, uuid: &Uuid) -> Option<DeviceId> {
     (0..context.machine().gpu_count()).map(DeviceId::gpu).find(|gpu| context.backend().device_uuid(*gpu).is_ok_and(|here| here == *uuid))
 }
 
-/// Returns the topology of the GPUs with these UUIDs, in this order. Returns `None` if this process does not know it. If all of these GPUs
-/// are visible, the result is the topology of the context's machine. Otherwise the result comes from a topology file or from stored
-/// measurements that contain all of them, or else from NVML.
+/// Returns the topology of the GPUs with these UUIDs, in this order. Returns `None` if this process does not know the topology. If all of
+/// these GPUs are visible, the result is the topology of the context's machine. Otherwise the result comes from a topology file or from
+/// stored measurements that contain all of them, or else from NVML.
 pub(super) fn topology_of(context: &Context, gpus: &[Uuid]) -> Result<Option<Topology>, Error> {
     let here: Option<Vec<u32>> = gpus.iter().map(|uuid| device_of(context, uuid).map(|gpu| gpu.0 as u32)).collect();
     if let Some(here) = here {

@@ -275,8 +275,8 @@ impl NodePlan {
     }
 
     /// Destroys the plan and frees its memory. Blocks until all steps that this rank has enqueued have finished. The other ranks need not
-    /// call it at the same time. Ranks that have enqueued further steps get an error. Memory that other ranks use stays allocated until
-    /// they have destroyed their plans.
+    /// call this function at the same time. Ranks that have enqueued further steps get an error. Memory that other ranks use stays
+    /// allocated until they have destroyed their plans.
     pub fn destroy(&self) -> Result<(), Error> {
         let node = &self.node;
         // Partitions that are never marked as ready would prevent the last step from finishing.

@@ -50,7 +50,7 @@ impl Drop for GraphBlocks {
 /// were captured.
 struct Spare {
     blocks: Mutex<Vec<Block>>,
-    /// Number of blocks that are stored for reuse. While the number is 0, no thread acquires the lock.
+    /// Number of blocks that are stored for reuse. While the number is 0, no thread acquires the lock of the list of blocks.
     count: AtomicUsize,
 }
 

@@ -363,8 +363,8 @@ impl Primary {
         Ok(stream)
     }
 
-    /// Stores a stream that the caller has destroyed. The driver does not destroy the stream yet, because it would give the next stream the
-    /// same handle. The backend could then not detect that a program uses the old handle, which crashes the driver.
+    /// Stores a stream that the caller has destroyed. The stream is not destroyed in the driver yet, because the driver would give the next
+    /// stream the same handle. The backend could then not detect that the application uses the old handle, which crashes the driver.
     pub fn retire_stream(&self, stream: usize) {
         lock(&self.retired).push(stream);
     }

@@ -68,13 +68,14 @@ impl Core {
         self.with_stream(stream, |_, raw| Ok(self.gpus.driver.number_of(raw))).unwrap_or(stream.0 as u64)
     }
 
-    /// Returns the earlier waits for signals in a stream. Later work of the stream follows these waits, which may have failed.
+    /// Returns the waits for signals that were enqueued in a stream so far. If one of these waits has failed, the completions of later work
+    /// in the stream report the failure.
     pub fn behind(&self, stream: StreamHandle, found: &Found) -> Behind {
         self.sharing.failed_waits.behind(|| found.number.unwrap_or_else(|| self.number_of(stream)))
     }
 
-    /// Records that a stream is about to wait for these counters. If the wait is captured, it is not known in which stream the graph will
-    /// be launched.
+    /// Records that a stream is about to wait for these counters. A captured wait is recorded for all streams, because it is not known in
+    /// which stream the graph will be launched.
     pub fn note_waits(&self, stream: StreamHandle, counters: impl Iterator<Item = u64>) -> Result<(), BackendError> {
         let found = self.streams.find(&self.gpus, stream)?;
         let lines = counters.filter_map(|counter| self.sharing.line_of(counter));

@@ -180,7 +180,7 @@ impl Sharing {
         Ok((base, Source::Ipc(Opened { payload: *payload, owner, through: smallvec![(gpu, Some(base))], is_adopted: false })))
     }
 
-    /// Adds memory of another process to the table that the program itself has opened by CUDA IPC. Returns the address of the memory.
+    /// Adds to the table memory of another process that the application itself has opened by CUDA IPC. Returns the address of the memory.
     pub fn adopt(&self, gpus: &Gpus, opened: &Shared, allocation: &Allocation) -> Result<(u64, Source), BackendError> {
         let (base, owner) = (opened.offset, allocation.device.0 as usize);
         let known = gpus.attributes(base)?;

@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError, RwLock};
 #[repr(C)] // Fields that every execution reads come first.
 pub(super) struct Streams {
     /// Number of streams of this backend that the caller has destroyed and that have not been reused yet. While the number is 0, no thread
-    /// acquires the lock of the set.
+    /// acquires the lock of the set of destroyed streams.
     destroyed_count: AtomicUsize,
     destroyed: RwLock<HashSet<usize>>,
     /// GPUs of recently used streams, by the driver's unique number of the stream.

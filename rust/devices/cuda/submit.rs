@@ -60,8 +60,8 @@ impl Core {
         if is_graph && self.prepare_graph(execution, found.gpu, state)? { Ok(()) } else { self.prepare_lanes(execution, found.gpu, state) }
     }
 
-    /// Returns the state of an execution's stream, and a boolean that is true if the stream is being captured. The boolean is `None` if
-    /// this is unknown.
+    /// Returns the state of an execution's stream, and a boolean that is true if the stream is being captured. The boolean is `None` if it
+    /// is unknown whether the stream is being captured.
     fn start_in(&self, execution: &Execution<'_>) -> Result<(Start, Option<bool>), BackendError> {
         let found = self.streams.find(&self.gpus, execution.stream)?;
         Ok((Start { gpu: found.gpu, number: found.number, behind: self.behind(execution.stream, &found) }, found.is_capturing))
@@ -97,9 +97,9 @@ impl Core {
         Ok(end.map(|end| end as Completion))
     }
 
-    /// Enqueues the operations of a program that streams execute, and passes the other copies to the copy threads. The result will contain
-    /// an error if such a copy fails. During the call, no other thread may enqueue into the stream, so that threads and streams process the
-    /// executions of a stream in the same order.
+    /// Enqueues the operations of a program that streams execute, and passes the other copies to the copy threads. If a copy of a thread
+    /// fails, the returned object will contain the error. During the call, no other thread may enqueue into the stream, so that threads and
+    /// streams process the executions of a stream in the same order.
     fn enqueue_threads(
         &self,
         execution: &Execution<'_>,

@@ -59,7 +59,8 @@ impl Timing {
         Ok(())
     }
 
-    /// Enqueues operation `op` and records timestamps before and after it in its stream. Must be called once for each operation.
+    /// Enqueues operation `op`, and records timestamps before and after the operation in the operation's stream. Must be called once for
+    /// each operation.
     pub fn around(
         &mut self,
         op: usize,

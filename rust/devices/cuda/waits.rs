@@ -28,8 +28,8 @@ impl Waits {
         }
     }
 
-    /// Removes waits from the table that the driver has refused to enqueue. The table no longer contains waits whose counters were set in
-    /// the meantime.
+    /// Removes from the table the waits that the driver has refused to enqueue. Waits whose counters were set in the meantime are no longer
+    /// in the table and are ignored.
     pub fn take_back(&mut self, signals: &[Signal]) {
         for signal in signals {
             if let Some(index) = self.pending.iter().rposition(|pending| pending == signal) {

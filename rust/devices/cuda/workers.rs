@@ -214,8 +214,8 @@ impl Job {
         self.at(word).store(self.value, Ordering::Release);
     }
 
-    /// Cancels the job. Threads then make no more copies for it and do not wait for its streams. They still set the words, so streams that
-    /// wait for threads continue.
+    /// Cancels the job. Threads then make no more copies for the job and do not wait for its streams. Threads still set the job's
+    /// synchronisation words, so that streams that wait for them continue.
     pub fn cancel(&self) {
         self.has_failed.store(true, Ordering::Release);
         self.is_cancelled.store(true, Ordering::Release);

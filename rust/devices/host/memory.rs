@@ -201,8 +201,8 @@ impl HostMemory {
         Ok(signal::reached(self.read_signal(wanted.counter)?, wanted.value))
     }
 
-    /// Returns the failed wait for a signal if the peer that should set it was lost before setting it. Returns `None` if the signal has
-    /// been set or may still be set.
+    /// Returns the failed wait for a signal if the peer that should have set the signal was lost before it did so. Returns `None` if the
+    /// signal has been set or may still be set.
     pub(super) fn failed_wait(&self, wanted: &Signal) -> Option<FailedWait> {
         let peer = self.lost_peer(*wanted)?;
         // The counter is read after the loss is known, because the peer may have set it before it exited.

@@ -122,7 +122,8 @@ impl HostBackend {
         Ok(work(&mut lock(event)))
     }
 
-    /// Returns the earlier waits for signals in a stream. Later work of the stream follows these waits, which may have failed.
+    /// Returns the waits for signals that were enqueued in a stream so far. If one of these waits has failed, the completions of later work
+    /// in the stream report the failure.
     fn behind(&self, stream: StreamHandle) -> Behind {
         self.failed_waits.behind(|| stream.0 as u64)
     }

@@ -35,7 +35,7 @@ pub(super) enum HostWork {
     Moment(Passed),
     /// Wait of a stream for counters to reach their values. The thread of the polling queue checks the counters.
     Wait(Wait),
-    /// Setting of counters. If the counters belong to a communication step that was abandoned, they are not set.
+    /// Setting of counters. The counters are not set if they belong to a communication step that this rank has abandoned.
     Raise(Signals, Option<StepFate>),
 }
 

@@ -15,7 +15,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Maximum number of imported allocations that stay mapped although no message uses them.
+/// Number of imported allocations that stay mapped. If there are more, the least recently used ones are unmapped, unless a message uses
+/// them.
 const MOST_IMPORTS: usize = 256;
 
 /// Maximum number of this rank's allocations whose export handles are kept for later messages.
@@ -123,7 +124,7 @@ impl Bounces {
 
 impl MessagePlace {
     /// Returns the description of this memory for the slot (record in shared memory) of the operation. The rank that makes the copy reads
-    /// it there.
+    /// the description in the slot.
     pub fn slot_buffer(&self) -> SlotBuffer {
         match self.through {
             Through::Direct { handle, offset, device } => SlotBuffer::Memory { handle, offset, device },
@@ -313,8 +314,8 @@ impl Messenger {
         Ok(imported)
     }
 
-    /// Unmaps imported allocations that no message uses, if their owner has freed the memory. If the limit is exceeded, also unmaps the
-    /// least recently used ones.
+    /// Unmaps imported allocations that no message uses, if their owner has freed the memory. If more than [`MOST_IMPORTS`] allocations are
+    /// imported, also unmaps the least recently used ones that no message uses.
     fn evict(&self, imports: &mut HashMap<HandleBytes, Arc<ImportedBuffer>, RandomState>) {
         let sharing = self.node.context.state();
         let is_stale = |imported: &ImportedBuffer| sharing.import_at(imported.address).is_none_or(|import| import.check().is_err());

@@ -39,8 +39,8 @@ pub(super) struct Carried {
     memory: Box<[OwnMemory]>,
     /// Pending requests to make a copy: the slot of this rank's operation, and the rank that has sent the request.
     asked: Mutex<Vec<(u32, u32)>>,
-    /// Memory of other ranks that requested copies use, keyed by slot number. It is kept until this rank makes the next requested copy for
-    /// that slot.
+    /// Memory of other ranks that requested copies use, keyed by slot number. The memory stays mapped until this rank makes the next
+    /// requested copy for that slot.
     imported: Mutex<HashMap<u32, Arc<ImportedBuffer>>>,
     has_warned: AtomicBool,
     #[cfg(feature = "fault-injection")]
@@ -108,8 +108,8 @@ impl Messenger {
         Ok(())
     }
 
-    /// Replaces the memory of this rank's operation by a bounce buffer in host memory, and enqueues the copy between the two in an internal
-    /// stream.
+    /// Replaces the memory of this rank's operation by a bounce buffer in host memory, and enqueues the copy between that memory and the
+    /// bounce buffer in an internal stream.
     fn pass_through_host(
         &self,
         kept: &mut Kept,

@@ -55,8 +55,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Limits on the number of operations of a messenger (endpoint for messages between ranks).
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessengerOptions {
-    /// Maximum number of sends and described buffers of one rank that are not yet received. The maximum number of unfinished receives and
-    /// fetches of one rank is the same.
+    /// Maximum number of unreceived sends of one rank, including the buffers that the rank has described and that no other rank has fetched
+    /// yet. The same maximum applies separately to the unfinished receives and fetches of a rank.
     pub operations: u32,
     /// Maximum number of messages from one rank that may be queued at another rank without a matching receive.
     pub messages: u32,
@@ -413,15 +413,15 @@ impl Messenger {
     }
 
     /// Destroys this rank's endpoint for messages, and notifies the other ranks. Operations that have not matched are cancelled: receives,
-    /// described buffers, and sends from the caller's memory. The call waits for copies in progress. It also waits until messages that the
-    /// library has buffered are received or their receiver has ended. It waits for ten seconds at most.
+    /// buffers that were described for a fetch, and sends from the caller's memory. The call waits for copies in progress. It also waits
+    /// until messages that the library has buffered are received or their receiver has ended. It waits for ten seconds at most.
     pub fn destroy(&self) -> Result<(), Error> {
         self.end_unmatched();
         self.finish(Instant::now() + LAST_PATIENCE, GRACE)
     }
 
-    /// Rejects further posts and ends all operations that have not matched, with one exception: sends whose messages the library has
-    /// buffered stay. Does not wait for other ranks.
+    /// Rejects further posts, and ends all operations that have not matched. Sends whose messages the library has buffered are not ended.
+    /// Does not wait for other ranks.
     fn end_unmatched(&self) {
         // A second caller waits for the first. `finish` acquires the gate's read lock while it already holds this lock, so no thread may be
         // waiting for the write lock then.

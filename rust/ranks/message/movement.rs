@@ -32,7 +32,8 @@ const SMALL_BYTES: u64 = 1 << 20;
 const SOON: Duration = Duration::from_micros(5);
 
 /// Maximum number of times that the CPU queries whether the stream of a small operation is idle. A stream still counts as busy for up to 2
-/// us after its last flag was seen. Repeated queries take less time than the 4 us that the stream would need to set the flag.
+/// us after the last flag that it has set is visible. Repeated queries take less time than the 4 us that the stream would need to set the
+/// flag.
 const LOOKS: u32 = 3;
 
 /// Internal stream of the messenger, with the event that joins it to the caller's stream.
@@ -41,9 +42,10 @@ pub(super) struct MessageLane {
     stream: StreamHandle,
     event: EventHandle,
     device: DeviceId,
-    /// Slot of the last operation in this stream, and the use count of the slot at that time. `None` if no operation has used the stream.
+    /// Slot of the last operation in this internal stream, and the use count of the slot at that time. `None` if no operation has used the
+    /// internal stream.
     last: Option<(u32, u64)>,
-    /// True if the last work in this stream may never finish. The stream is not used again then.
+    /// True if the last work in this internal stream may never finish. The stream is then not used again.
     is_retired: bool,
 }
 
@@ -118,8 +120,8 @@ impl CompletionState for Landed {
 }
 
 impl Messenger {
-    /// Enqueues the copy of a match that this rank has found: its own operation `place`, and the operation of another rank in slot
-    /// `theirs`. An error becomes the outcome of both operations.
+    /// Enqueues the copy for two matched operations. `place` is the memory of this rank's operation, which was posted later, and `theirs`
+    /// is the slot of the other rank's operation. An error becomes the outcome of both operations.
     pub(super) fn start(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) {
         self.carried.begin(kept.slot);
         let own = self.mailboxes.own(kept.slot);
@@ -247,7 +249,7 @@ impl Messenger {
         lock(&self.lanes).iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.is_retired = true);
     }
 
-    /// Returns the address in this process of the other rank's memory, and the device of that memory.
+    /// Returns the address in this process of the memory that the other rank's operation uses, and the device of that memory.
     pub(super) fn address_of(&self, kept: &mut Kept, theirs: SlotId, other: &MessageSlot, bytes: u64) -> Result<(u64, DeviceId), Error> {
         if bytes == 0 {
             return Ok((0, DeviceId::HOST));
@@ -314,8 +316,8 @@ impl Messenger {
         place.bounce().map_or_else(|| self.mailboxes.inline_address(self.mailboxes.own_id(slot)), |bounce| bounce.address)
     }
 
-    /// Sets the `ready` flag of the operation in slot `slot`, which signals that this rank is ready for the copy. The stream sets it after
-    /// its earlier work, or the CPU sets it directly if the stream is idle.
+    /// Sets the `ready` flag of the operation in slot `slot`, which signals that this rank is ready for the copy. The stream sets the flag
+    /// after its earlier work, or the CPU sets the flag directly if the stream is idle.
     pub(super) fn raise_come(&self, slot: u32, stream: StreamHandle) -> Result<(), Error> {
         let own = self.mailboxes.own(slot);
         let is_small = own.bytes() <= SMALL_BYTES;

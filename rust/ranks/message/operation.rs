@@ -14,8 +14,8 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
-/// Outcome of a send, receive, fetch or described buffer: success or an error, with the envelope (sender, tag, size, metadata) of the
-/// message.
+/// Outcome of an operation (send, receive, fetch, or buffer that was described for a fetch): success or an error, with the envelope
+/// (sender, tag, size, metadata) of the message.
 #[derive(Clone, Debug)]
 pub(super) struct OperationOutcome {
     result: Result<(), BackendError>,
@@ -23,12 +23,13 @@ pub(super) struct OperationOutcome {
     envelope: Option<Envelope>,
 }
 
-/// Resources of a send, receive, fetch or described buffer. They are held until the operation's slot in shared memory can be reused.
+/// Resources of an operation (send, receive, fetch, or buffer that was described for a fetch). They are held until the operation's slot in
+/// shared memory can be reused.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub slot: u32,
-    /// True if the data passes through memory of the library. The operation's slot in shared memory contains this information too, but is
-    /// not trusted, because every rank can write to it.
+    /// True if the data of the operation passes through memory of the library. The operation's slot in shared memory contains this
+    /// information too, but is not trusted, because every rank can write to it.
     pub is_buffered: bool,
     /// True if work whose end cannot be detected may still access the operation's slot. The slot is then never reused.
     pub is_torn: bool,
@@ -45,7 +46,8 @@ pub(super) struct Kept {
     pub verified: Option<Completion>,
 }
 
-/// Send, receive, fetch or described buffer that was posted to a messenger. The caller can wait for its end.
+/// Operation that was posted to a messenger: a send, a receive, a fetch, or a buffer that was described so that another rank may fetch it.
+/// The caller can wait for the end of the operation.
 pub struct Operation {
     messenger: Arc<Messenger>,
     slot: u32,

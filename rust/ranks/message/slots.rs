@@ -14,7 +14,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Slots of one kind: either the slots of receives and fetches, or the slots of sends and described buffers.
+/// Slots (records of operations in shared memory) of one kind: either the slots of receives and fetches, or the slots of sends and of
+/// buffers that were described for a fetch.
 #[derive(Default)]
 pub(super) struct SlotPool {
     pub free: Vec<u32>,
