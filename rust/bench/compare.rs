@@ -161,7 +161,7 @@ impl Bench<'_> {
         once(contestant)?;
         for buffers in buffers {
             let checked = buffers.check(&mut **self.plain.borrow_mut(), &self.pattern);
-            checked.map_err(|error| format!("copied by {name}: {error}"))?;
+            checked.map_err(|error| format!("the copy by {name} is wrong: {error}"))?;
         }
         Ok(())
     }

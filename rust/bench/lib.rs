@@ -61,13 +61,13 @@ pub struct CaseArguments {
     /// Sizes of one transfer of a case (of one face in halo26 and halo26_bidir), separated by commas; bytes may end in K, M or G
     #[arg(long, value_delimiter = ',', value_name = "BYTES", value_parser = positive_size, requires = "case")]
     sizes: Vec<u64>,
-    /// Number of rounds in which everything is timed once; by default as many as take about half a second
+    /// Number of rounds; each round times every method once. By default as many rounds as take about half a second
     #[arg(long, value_name = "ROUNDS", value_parser = clap::value_parser!(u32).range(1..), requires = "case")]
     repeat: Option<u32>,
-    /// Thread blocks of 256 threads that make one copy between GPUs in d2d_narrow
+    /// Number of thread blocks (of 256 threads) that make one copy between GPUs in the case d2d_narrow
     #[arg(long, default_value_t = 2, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=64), requires = "case")]
     narrow_blocks: u32,
-    /// Executor to plan for; overrides MPGPU_ENGINE
+    /// Engine (how copies are issued) to plan for; overrides MPGPU_ENGINE
     #[arg(long, requires = "case")]
     engine: Option<String>,
     /// Print the plan of each case's largest size

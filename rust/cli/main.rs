@@ -30,7 +30,7 @@ use std::process::ExitCode;
     name = "mpgpu",
     version,
     max_term_width = 100,
-    after_help = "A first look: `mpgpu bench` measures the gain on this node, `mpgpu topo` shows the machine, `mpgpu plan \
+    after_help = "A first look: `mpgpu bench` measures the speed-up on this node, `mpgpu topo` shows the machine, `mpgpu plan \
                   gpu0:gpu1:256M` shows a plan, `mpgpu trace --svg run.svg gpu0:gpu1:256M` draws its timeline. Each subcommand's --help \
                   has examples."
 )]
@@ -41,42 +41,43 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Measure the gain of mpgpu on this node, against plain copies, and recommend next steps; or measure named cases
+    /// Measure the speed-up by mpgpu over the driver's copies on this node, and recommend next steps; or measure named cases
     #[command(after_help = bench::EXAMPLES)]
     Bench(bench::BenchArguments),
     /// Show a machine: as a table, a drawing, or a file to edit
     #[command(after_help = "Examples:\n  \
         mpgpu topo                                  this machine, or the presets if it has no GPU\n  \
         mpgpu topo --presets\n  \
-        mpgpu topo dgx1-v100 --svg dgx1.svg         a drawing with capacities\n  \
+        mpgpu topo dgx1-v100 --svg dgx1.svg         a drawing with bandwidths\n  \
         mpgpu topo beluga --toml > node.toml        a file to edit; then: mpgpu plan --topology ./node.toml ...\n\n\
-        The planner knows a machine only by this description: wrong capacities give wrong plans.")]
+        The planner uses only this description of the machine: with wrong bandwidths it makes slow plans.")]
     Topo(topo::TopoArguments),
     /// Show the plan for given transfers, and why other paths are left out
     #[command(after_help = "Examples:\n  \
         mpgpu plan --topology beluga gpu0:gpu1:512M\n  \
         mpgpu plan --topology hgx-h200 host0:gpu0:1G --max-paths 4\n  \
         mpgpu plan --topology beluga gpu0:gpu1:128M gpu1:gpu2:128M gpu2:gpu3:128M gpu3:gpu0:128M --no-host-path\n\n\
-        Transfers of one call are planned together, like those of one step of a simulation code. All times are modelled, and \
-        the plan is the model's; only contexts use values tuned for a machine.")]
+        Transfers of one call are planned together, like those of one time step of a simulation code. The cost model makes the \
+        plan, and all times are modelled. Values that `mpgpu tune` has found are used only in programs, by contexts.")]
     Plan(plan::PlanArguments),
     /// Show the timeline of a plan, simulated or measured
     #[command(after_help = "Examples:\n  \
         mpgpu trace --topology beluga gpu0:gpu1:64M --svg run.svg\n  \
         mpgpu trace --topology beluga gpu0:gpu1:64M --perfetto run.json     open it at ui.perfetto.dev\n  \
         mpgpu trace --measure gpu0:gpu1:256M --svg run.svg                  device timestamps of a measured run\n\n\
-        Without --measure no GPU is needed. With --measure operations are timed one by one, on streams.")]
+        Without --measure, no GPU is needed. With --measure, each operation is timed separately, and the plan runs on streams.")]
     Trace(trace::TraceArguments),
-    /// Run plans on a modelled machine in virtual time: tables over sizes, numbers of paths, engines and steps in flight
+    /// Run plans on a modelled machine in virtual time: tables over sizes, numbers of paths, engines and executions in flight
     #[command(after_help = sim::SimArguments::EXAMPLES)]
     Sim(sim::SimArguments),
     /// Measure this machine: the speed of copies, which copies slow each other down, and whether all bytes arrive
     #[command(after_help = "\
-                            No CUDA attribute shows which GPUs share a path to host memory, how fast that memory is, or what a\n\
-        chunk costs, and virtual machines hide the rest. The probe makes copies, one at a time and\n\
-        concurrently, and fits capacities to the times. The result is a topology file that contexts on\n\
-        these GPUs use by default from then on, until the driver changes. A search of a few seconds then\n\
-        looks for better plans for host copies than the model's, and stores them in a tuning file.\n\n\
+                            CUDA does not report which GPUs share a path to host memory, how fast host memory is, or how much\n\
+        time a chunk costs. Virtual machines also hide the PCIe tree. The probe makes copies, one at a\n\
+        time and concurrently, and fits bandwidths to the times. The result is a topology file that\n\
+        contexts on these GPUs use by default from then on, until the driver changes. Then the probe\n\
+        searches for a few seconds for plans for host copies that are faster than the cost model's plans,\n\
+        and stores their settings in a tuning file.\n\n\
         The probe takes less than a minute on eight GPUs. It uses all GPUs and host memory, so nothing\n\
         else should run on the node.\n\nExamples:\n  \
         mpgpu probe\n  \
@@ -87,10 +88,11 @@ enum Command {
     Probe(probe::ProbeArguments),
     /// Check this machine: report what works, is missing, slow or refused, and a remedy for each problem
     #[command(after_help = "\
-        One line for each check: driver and its features, visible GPUs, MIG, MPS, GPU pairs that\n\
-        report access and lose bytes, NVSwitch fabric, PCIe lanes, pinning, huge pages, limits, /dev/shm,\n\
-        sharing between processes, and probe and tuning files. Bytes are copied between all pairs of\n\
-        GPUs, which needs a context on each; --no-trials skips these copies. Needs no GPU.\n\n\
+        Prints one line for each check: driver and its features, visible GPUs, MIG, MPS, GPU pairs\n\
+        that report peer access but lose bytes, NVSwitch fabric, PCIe lanes, pinning, huge pages,\n\
+        limits, /dev/shm, sharing between processes, and probe and tuning files. Bytes are copied\n\
+        between all pairs of GPUs, for which a context is created on each GPU; --no-trials skips these\n\
+        copies. The command also works without a GPU.\n\n\
         The exit code is 1 if something is refused, else 0.\n\n\
         Examples:\n  \
         mpgpu doctor\n  \

@@ -19,7 +19,9 @@ pub fn run(arguments: &SimArguments) -> Result<String, Box<dyn Error>> {
     let machine = machine::in_force(arguments.topology.as_deref())?.machine;
     let rows = rows(arguments)?;
     if arguments.kernel.is_some() && arguments.window != [1] {
-        return Err("--window and --kernel cannot be combined, because steps with a kernel run one after the other; omit --window".into());
+        return Err(
+            "--window and --kernel cannot be combined, because executions with a kernel run one after the other; omit --window".into()
+        );
     }
     if arguments.adapt.adapt {
         return adapt::run(arguments, &machine, &rows[0]);

@@ -21,17 +21,17 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 pub const EXAMPLES: &str = "Examples:\n  \
-    mpgpu tune --output tuning.toml                        on the GPUs of this machine\n  \
+    mpgpu tune --output tuning.toml                        searches on the GPUs of this machine\n  \
     MPGPU_TUNING_FILE=tuning.toml ./app                    uses the values found\n  \
     mpgpu tune --simulate --topology beluga --cases d2d --sizes 4M,64M\n  \
     mpgpu tune --judge --simulate                          compares the model with all combinations of the settings\n  \
     mpgpu tune --judge --cases d2d,h2d --sizes 64M,256M    compares the tuning of these GPUs with all combinations\n  \
-    MPGPU_TUNING_FILE=none mpgpu tune --judge              the model alone on these GPUs\n\n\
-    Each search starts from the model's plan and varies number of paths, host path, shares and chunk size, one after the other, with \
-    streams and with graphs. This takes 3 to 60 evaluations for each engine, case and size; --exhaustive takes hundreds to thousands. On \
-    GPUs an evaluation is the median of several executions, and a setting is kept only if it beats the model's plan by more than 1 % and \
-    more often than chance. Run it on an idle machine.\n\n\
-    The file is valid only for the topology that it was made for; contexts refuse it for any other.";
+    MPGPU_TUNING_FILE=none mpgpu tune --judge              compares the model alone, on these GPUs\n\n\
+    Each search starts from the model's plan and varies the number of paths, the use of host memory, the bytes on each path and the \
+    chunk size, one after the other, with streams and with graphs. This takes 3 to 60 evaluations for each engine, case and size; \
+    --exhaustive takes hundreds to thousands. On GPUs an evaluation is the median of several executions, and a setting is kept only if \
+    it is faster than the model's plan by more than 1 %, and significantly often. Run the search on an idle machine.\n\n\
+    The file is valid only for the topology that it was made for; contexts refuse it for any other topology.";
 
 #[derive(Subcommand)]
 pub enum TuneCommand {

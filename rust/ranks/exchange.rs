@@ -405,13 +405,13 @@ fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error
     for (rank, head) in heads.chunks_exact(HEAD).enumerate() {
         all.push(Head::decode(head).ok_or_else(|| {
             broken(format!(
-                "rank {rank} has sent data that cannot be decoded: link all ranks with the same version, and make the function behave \
-                 like MPI_Allgather"
+                "rank {rank} has sent data that cannot be decoded: link all ranks with the same version, and make the allgather \
+                 function behave like MPI_Allgather"
             ))
         })?);
     }
     if all.get(own) != Some(mine) {
-        return Err(broken("the function has not returned the bytes that were sent; it must behave like MPI_Allgather".into()));
+        return Err(broken("the allgather function has not returned the bytes that were sent; it must behave like MPI_Allgather".into()));
     }
     let known = all.iter().find(|head| head.call != Collective::FAIL).unwrap_or(mine);
     if all.iter().all(|head| head.goes_with(known)) {

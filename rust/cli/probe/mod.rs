@@ -59,7 +59,9 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
         options.tuned_bytes.clear();
     }
     if arguments.check && !is_kept && arguments.output.is_none() {
-        return Err("--check compares predictions of the stored probe: name a file with --output".into());
+        return Err(
+            "--check compares predictions of the stored probe, but this probe would not be stored: name a file with --output".into()
+        );
     }
     let start = Instant::now();
     let bar = Bar::new();
@@ -82,7 +84,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
         None => eprintln!("measured in {seconds:.1} s; not stored: pass --output FILE to write it"),
     }
     if !context.keeps_probes() {
-        eprintln!("these are copies by CPU threads between virtual devices; they do not describe any GPU");
+        eprintln!("the measured copies were made by CPU threads between virtual devices; the figures do not describe any GPU");
     } else if is_kept {
         eprintln!("contexts on these GPUs use this topology from now on; MPGPU_TOPOLOGY=discovered disables it");
         if report.tuning.is_some() {

@@ -156,7 +156,7 @@ impl SimArguments {
         mpgpu sim --topology hgx-h200 host0:gpu0:1G --max-paths 1,2,4,8 --resources\n  \
         mpgpu sim --topology beluga gpu0:gpu1 gpu1:gpu2 gpu2:gpu3 gpu3:gpu0 --sizes 1M..256M --max-paths 1,2,3 --kernel 8@790\n  \
         mpgpu sim --adapt gpu0:gpu1:256M gpu1:gpu0:256M --apart --real host=0.5 --tenant host=0.4@2000..4000 --svg chosen.svg\n\n\
-        Each cell is the rate of all transfers together in the steady state (10^9 bytes/s), and its ratio to the first column. \
+        Each cell of the table is the rate of all transfers together in the steady state (10^9 bytes/s), and its ratio to the first column. \
         All times are modelled; docs/reference/simulator.md describes the model and its errors.";
 }
 

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 
 pub const EXAMPLES: &str = "Examples:\n  \
     MPGPU_TUNING_FILE=tuning.toml ./app               a program that tunes partitions with its kernels\n  \
-    mpgpu tune partitions tuning.toml                 its trials, and the time of a step in each\n  \
-    mpgpu tune partitions tuning.toml --svg tried.svg granularity against mover, speed-up as colour\n\n\
+    mpgpu tune partitions tuning.toml                 prints its trials, and the time of an execution in each trial\n  \
+    mpgpu tune partitions tuning.toml --svg tried.svg chart: number of partitions and agent, speed-up as colour\n\n\
     Speed-ups are relative to one partition that copy engines move after a kernel of as many blocks.";
 
 #[derive(Args)]

@@ -111,11 +111,14 @@ impl Entry {
     pub fn record(self, gpus: usize) -> Result<Record, TopologyError> {
         let refuse = |reason: String| Err(TopologyError::Probe(reason));
         if self.gpus.len() != gpus {
-            return refuse(format!("`gpus` lists {}, but the topology has {gpus}; list each in the order of their nodes", self.gpus.len()));
+            return refuse(format!(
+                "`gpus` lists {}, but the topology has {gpus}; list each GPU, in the order of the nodes of the topology",
+                self.gpus.len()
+            ));
         }
         for (index, gpu) in self.gpus.iter().enumerate() {
             if self.gpus[..index].iter().any(|other| other.uuid == gpu.uuid) {
-                return refuse(format!("GPU {index} has the UUID of another one; each has its own"));
+                return refuse(format!("GPU {index} has the same UUID as another GPU; each GPU must have its own"));
             }
         }
         let texts = [&self.version, &self.backend, &self.host, &self.driver].into_iter().chain(&self.date).chain(&self.notes);
@@ -123,7 +126,7 @@ impl Entry {
             return refuse(format!("a string is longer than {MAX_TEXT} bytes; shorten it"));
         }
         if self.notes.len() > MAX_NOTES {
-            return refuse(format!("{} notes; at most {MAX_NOTES} are kept", self.notes.len()));
+            return refuse(format!("{} notes; at most {MAX_NOTES} are allowed", self.notes.len()));
         }
         if ![self.residuals.median, self.residuals.worst].iter().all(|part| (0.0..=1e6).contains(part)) {
             return refuse("`residuals` are fractions of a time, 0 or more: 0.02 is 2 %".into());

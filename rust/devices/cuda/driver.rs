@@ -435,7 +435,7 @@ impl Driver {
     pub fn lacks(&self, what: &str) -> BackendError {
         let version = self.version();
         BackendError::NotSupported(format!(
-            "the driver for CUDA {}.{} has no {what}: install a newer one",
+            "the driver for CUDA {}.{} has no {what}: install a newer driver",
             version / 1000,
             version % 1000 / 10
         ))

@@ -229,5 +229,5 @@ impl Drop for Exec {
 
 /// Returns the error for a driver that does not support kernel nodes in graphs.
 fn no_kernels() -> BackendError {
-    BackendError::NotSupported("the driver has no kernel nodes of graphs".into())
+    BackendError::NotSupported("the driver does not support kernel nodes in graphs".into())
 }

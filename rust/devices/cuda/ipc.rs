@@ -51,8 +51,8 @@ pub(super) fn open_through(gpus: &Gpus, gpu: usize, payload: &[u8; PAYLOAD_BYTES
 fn opened_by_another(gpu: usize, error: &BackendError) -> BackendError {
     BackendError::NotSupported(format!(
         "memory of another process cannot be opened through GPU {gpu}: another library of this process, for instance UCX within MPI, has \
-         this allocation open, or freed memory that had the same address ({error}); do not free memory that MPI has sent before the \
-         program ends, or allocate memory that MPI does not send as memory shared between processes"
+         this allocation open, or still has freed memory open that had the same address ({error}); do not free memory that MPI has sent \
+         until the program ends, or move the data in memory shared between processes, which MPI does not send"
     ))
 }
 

@@ -214,7 +214,7 @@ fn what_a_graph_cannot_do_is_refused_and_the_capture_goes_on() {
     let ends = foreign();
     node(|node| node.capturing = true);
     let refused = submit(&backend, &through(&[GPU0]), ends, stream);
-    assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("install a newer one")), "{refused:?}");
+    assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("install a newer driver")), "{refused:?}");
     let (program, endpoints, rings) = (through(&[]), Arc::from([Endpoints { dst: ends[1], src: ends[0] }]), Arc::from([]));
     let plain = Execution::new(&program, &endpoints, &rings, stream);
     for execution in [Execution { verify: true, ..plain }, Execution { report: Report::Times, ..plain }] {

@@ -64,7 +64,7 @@ fn a_driver_without_user_objects_captures_no_host_function_and_says_so() {
         let (backend, stream, runs) = started(without_of(double::whole(), absent));
         node(|node| node.capturing = true);
         let refused = backend.launch_host(stream, count(&runs));
-        assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("install a newer one")), "{refused:?}");
+        assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("install a newer driver")), "{refused:?}");
         assert_eq!((calls("cuLaunchHostFunc"), Arc::strong_count(&runs)), (0, 1));
     }
 }
