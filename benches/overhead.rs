@@ -184,12 +184,12 @@ fn plan_cache_hit(criterion: &mut Criterion) {
     check(mp_context_destroy(context));
 }
 
-/// Size in bytes of memory that exceeds the caches of one core.
+/// Number of bytes of other memory that a benchmark touches to evict the library's data. It exceeds the caches of one core.
 const OTHERS_BYTES: usize = 8 << 20;
 
-/// Times each `call` separately. Before each call, touches `others` bytes of other memory, which evicts the library's data from the caches
-/// as a simulation and the driver do between two time steps. Subtracts the nanoseconds that `apart` counts, and the cost of reading the
-/// clock.
+/// Times each `call` separately. Before each call, touches `others` bytes of other memory, which evicts the library's data from the caches,
+/// as the program and the driver do between two time steps of a simulation. Subtracts the nanoseconds that `apart` counts, and the cost of
+/// reading the clock.
 fn bench_apart(criterion: &mut Criterion, name: &str, others: usize, apart: impl Fn() -> u64, mut call: impl FnMut()) {
     let mut others = vec![0_u8; others];
     criterion.bench_function(name, |bench| {
@@ -227,7 +227,7 @@ fn execute(criterion: &mut Criterion) {
 }
 
 /// Measures `Context::plan` for 10^5 transfers whose sizes were planned before at other addresses. The addresses are in random order. A
-/// paged cache sends such a different list each time.
+/// program with a paged cache plans such a new list each time.
 fn plan_another_list(criterion: &mut Criterion) {
     const BYTES: u64 = 16 << 10;
     const PIECES: u64 = 100_000;
@@ -290,7 +290,7 @@ fn with_idle_driver() {
     panic!("this program does not run again: {failed}");
 }
 
-/// Functions of the driver that does nothing (`driver.c`). Those in `calls` have at most two arguments, each of one word.
+/// Functions of the driver that does nothing (`driver.c`). Each function in `calls` has at most two arguments of one word.
 struct IdleDriver {
     set_walk: unsafe extern "C" fn(usize),
     walked: unsafe extern "C" fn() -> u64,
@@ -324,7 +324,8 @@ impl IdleDriver {
     }
 }
 
-/// Number of bytes that a launch touches: several times the size of a first-level cache, but less than a second-level cache.
+/// Number of bytes that a launch in the driver that does nothing touches: several times the size of a first-level cache, but less than a
+/// second-level cache.
 const LAUNCH_BYTES: usize = 256 << 10;
 
 impl IdleDriver {

@@ -7,9 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Data that node plans send from rank 0 to rank 1 and back (ping-pong), with the buffers and the stream of this rank.
+/// Ping-pong test: node plans (plans of both ranks) that send data from rank 0 to rank 1 and back, with the buffers and the stream of this
+/// rank.
 pub struct Ball {
-    /// Plan of the transfer to rank 1, and plan of the transfer back to rank 0.
+    /// The plan of the transfer to rank 1, and the plan of the transfer back to rank 0.
     plans: Vec<Plan>,
     stream: Stream,
     /// Buffer from which rank 0 sends the data.
@@ -20,7 +21,7 @@ pub struct Ball {
 }
 
 impl Ball {
-    /// Connects the two processes and makes the plans. Both processes call this function with the path of the same socket, which must not
+    /// Connects the two processes and makes the plans. Both processes call this function with the same socket path. The socket must not
     /// exist yet.
     pub fn new(context: &mpgpu_contexts::Context, rank: u32, socket: &Path, bytes: u64) -> Result<Ball, Failure> {
         let config = context.config();
@@ -45,7 +46,7 @@ impl Ball {
         Ok(())
     }
 
-    /// Closes the gate: later work in the stream waits until [`open`](Ball::open) is called.
+    /// Blocks the stream of this rank: later work in the stream waits until [`open`](Ball::open) is called.
     pub fn close(&self) -> Result<(), Failure> {
         self.gate.store(false, Ordering::Relaxed);
         let gate = Arc::clone(&self.gate);
@@ -87,7 +88,7 @@ impl Ball {
 }
 
 impl Drop for Ball {
-    /// Opens the gate. After an error too, destroying the stream waits for enqueued work, which may be waiting for the gate.
+    /// Unblocks the stream, because destroying it waits for the enqueued work. That work may still be blocked after an error.
     fn drop(&mut self) {
         self.open();
     }

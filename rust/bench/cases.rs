@@ -24,7 +24,7 @@ pub struct Case {
     pub gpus: u32,
     /// True if the case measures calls of the CUDA driver and therefore cannot run on the host backend.
     pub needs_driver: bool,
-    /// Default sizes of one transfer in bytes. In `halo26` and `halo26_bidir`, size of one face in bytes.
+    /// Default sizes in bytes of one transfer of the case. In `halo26` and `halo26_bidir` they are the sizes of one face.
     pub sizes: &'static [u64],
     /// Function that returns the copies of one communication step. Its arguments are the number of GPUs and the size in bytes.
     pub legs: fn(u32, u64) -> Vec<Leg>,
@@ -34,7 +34,7 @@ pub struct Case {
 
 const K: u64 = 1 << 10;
 const M: u64 = 1 << 20;
-/// Default sizes of one transfer in bytes in cases that copy many small transfers.
+/// Default sizes in bytes of one transfer, in cases that copy many small transfers.
 const PIECES: &[u64] = &[4 * K, 16 * K, 64 * K];
 const LARGE: &[u64] = &[M, 4 * M, 16 * M, 64 * M, 256 * M, 1024 * M];
 
@@ -244,7 +244,7 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-/// Default properties of a case, which copies from GPU 0 to GPU 1.
+/// Properties that a case has by default. The default case copies from GPU 0 to GPU 1.
 const PAIR: Case = Case {
     name: "",
     description: "",
@@ -299,7 +299,7 @@ pub fn named(name: &str) -> Result<&'static [Case], String> {
     if name == "all" { Ok(CASES) } else { find(name).map(std::slice::from_ref) }
 }
 
-/// Returns names and descriptions of all cases, for `--list`.
+/// Returns the names and descriptions of all cases as text, for `--list`.
 pub fn list() -> String {
     const WIDTH: usize = 100;
     let mut text = String::new();

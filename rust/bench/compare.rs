@@ -26,22 +26,22 @@ impl Spread {
     }
 }
 
-/// Method of doing a task that is timed and compared with other methods.
+/// Method of doing a task, such as a set of copies. It is timed and compared with other methods of doing the same task.
 pub trait Contestant {
-    /// Prepares the next run of the task. Is not timed.
+    /// Prepares the next run of the method. This is not timed.
     fn prepare(&mut self) -> Result<(), Failure> {
         Ok(())
     }
-    /// Starts the task without waiting for its end. Is timed.
+    /// Starts the task without waiting for its end. This is timed.
     fn issue(&mut self) -> Result<(), Failure>;
-    /// Blocks until the task is done. Is timed.
+    /// Blocks until the task is done. This is timed.
     fn wait(&mut self) -> Result<(), Failure>;
 }
 
-/// Method that is compared, with its name in the report.
+/// Name of a method in the report, and the method.
 pub type Named<'a> = (&'a str, &'a mut dyn Contestant);
 
-/// Method that consists of two closures: the first starts the task, and the second waits for its end.
+/// Method that consists of two closures: the first closure starts the task, and the second closure waits for their end.
 pub struct Calls<I, W>(pub I, pub W);
 
 impl<I: FnMut() -> Result<(), Failure>, W: FnMut() -> Result<(), Failure>> Contestant for Calls<I, W> {
@@ -80,7 +80,7 @@ impl Contestant for Executions<'_> {
     }
 }
 
-/// Times of one method, with one entry for each round.
+/// Measured times of one method, one entry for each round.
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
     pub name: String,
@@ -117,13 +117,13 @@ pub enum Figure {
 pub struct Comparison {
     pub case: &'static Case,
     pub size: u64,
-    /// Number of copies in one communication step. These are transfers, puts in flight, or nodes of a graph.
+    /// Number of copies in one communication step. Depending on the case, these are transfers, puts in flight, or nodes of a graph.
     pub copies: usize,
     /// Total size of all copies in bytes.
     pub bytes: u64,
     pub plan: Option<Arc<Plan>>,
     pub mpgpu: Samples,
-    /// Times of each method with which mpgpu is compared, in rounds of the same run.
+    /// Measured times of each method with which mpgpu is compared, in the same rounds as mpgpu's.
     pub against: Vec<Samples>,
     pub figures: Vec<(&'static str, Figure)>,
 }
@@ -177,7 +177,7 @@ pub fn once(contestant: &mut dyn Contestant) -> Result<(f64, f64), Failure> {
     Ok((issue.as_secs_f64(), start.elapsed().as_secs_f64()))
 }
 
-/// Total time of measuring each method if the number of rounds is not specified.
+/// Total measuring time of each method, if the number of rounds is not specified.
 const TARGET: Duration = Duration::from_millis(500);
 const ROUNDS: std::ops::RangeInclusive<usize> = 11..=2001;
 const WARM_UP_ROUNDS: usize = 5;
@@ -206,8 +206,8 @@ pub fn contest(contestants: &mut [Named<'_>], repeat: Option<u32>) -> Result<Vec
 
 /// Returns the order in which `count` methods are timed in a round. Over `count` rounds (twice as many if `count` is odd), each method is
 /// equally often at each position, and equally often directly after each other method (E. J. Williams, "Experimental designs balanced for
-/// the estimation of residual effects of treatments", 1949). So the effects of one method on caches and the driver are the same for all
-/// others.
+/// the estimation of residual effects of treatments", 1949). So each method is affected equally by the state of caches and driver that the
+/// other methods leave.
 fn turns(round: usize, count: usize) -> Vec<usize> {
     // The sequence is 0, 1, n - 1, 2, n - 2, ...: the differences between neighbours are all distinct, modulo n.
     let mut turns: Vec<usize> = (0..count).map(|turn| if turn % 2 == 1 { turn.div_ceil(2) } else { (count - turn / 2) % count }).collect();

@@ -34,7 +34,7 @@ impl Binding<'_> {
 pub struct DriverGraph {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
-    /// Node of each copy, in the order of the program's copies.
+    /// Graph node of each copy, in the order of the program's copies.
     nodes: Vec<sys::CUgraphNode>,
 }
 

@@ -7,7 +7,8 @@ use super::{Bench, Failure, is_on_gpus, plain};
 use mpgpu_contexts::Context;
 use std::cell::RefCell;
 
-/// Cases of the overview, with the name of each case and its description in the output. The case `all_to_all` needs three GPUs.
+/// Kinds of copy in the overview. Each entry holds the name of the benchmark case and the description in the output. The case `all_to_all`
+/// needs three GPUs.
 pub const LOOKS: [(&str, &str); 8] = [
     ("d2d", "GPU 0 to GPU 1"),
     ("d2d_bidir", "GPU 0 and GPU 1, both directions"),
@@ -24,9 +25,9 @@ const BYTES: u64 = 256 << 20;
 
 /// One line of the overview.
 pub struct Row {
-    /// Name of the measured case.
+    /// Name of the benchmark case that was measured.
     pub case: &'static str,
-    /// Description of the case in the output.
+    /// Description of the kind of copy in the output.
     pub what: &'static str,
     /// Size of one transfer of the case in bytes.
     pub bytes: u64,
@@ -79,7 +80,7 @@ pub fn look(context: &Context, bytes: Option<u64>, mut done: impl FnMut(&Row)) -
     Ok(rows)
 }
 
-/// Runs the second process (peer) of a benchmark of two processes. Returns when its standard input ends.
+/// Runs the peer, which is the second process of a case of two processes. Returns when standard input of this process ends.
 pub fn peer(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
     super::peer::run(context, seed, bytes)
 }

@@ -12,11 +12,11 @@ use mpgpu_core::topology::DeviceId;
 use std::hash::{BuildHasher, RandomState};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
-/// Number of bytes after the end of each destination that are checked. No copy may change them.
+/// Number of bytes after the end of each destination that are checked after each copy. No copy may change these bytes.
 const GUARD: u64 = 256;
 const POISON: u8 = 0xA5;
-/// Offset in bytes between the parts of the random pattern with which successive sources are filled. It is odd, so that data in the wrong
-/// place is detected.
+/// Offset in bytes, within the random pattern, between the data of successive sources. It is odd, so that data in the wrong place is
+/// detected.
 const STRIDE: u64 = 4099;
 /// Number of bytes that are copied back to host memory and compared at a time.
 const BLOCK: u64 = 64 << 20;
@@ -155,7 +155,7 @@ impl Drop for Pattern<'_> {
     }
 }
 
-/// Frees the allocations at these addresses. An address of 0 means that nothing was allocated, and is skipped.
+/// Frees the allocations at these addresses. Addresses that are 0 are skipped, because nothing was allocated for them.
 pub fn free(context: &Context, addresses: impl Iterator<Item = u64>) {
     for address in addresses.filter(|address| *address != 0) {
         if let Err(error) = context.free(address) {

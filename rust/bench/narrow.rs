@@ -18,18 +18,19 @@ use mpgpu_devices::cuda::CudaBackend;
 use mpgpu_devices::host::HostBackend;
 use std::sync::Arc;
 
-/// Rate in bytes/s of one narrow copy that the topology assumes before the rate is measured.
+/// Rate in bytes/s of one narrow (slow) copy that the topology assumes before this rate is measured.
 const ASSUMED: f64 = 45.6e9;
-/// Rate of the link to host memory as a fraction of the rate of a link between GPUs: 12 of 47.9 GB/s, the ratio of PCIe 3 x16 to two NVLink
-/// 2 (the preset `beluga`, the machine of the papers).
+/// Ratio of the rate of the link to host memory to the rate of a link between GPUs: 12 to 47.9 GB/s, as for PCIe 3 x16 and two NVLink 2
+/// (the preset `beluga`, the machine of the papers).
 const HOST_SHARE: f64 = 12.0 / 47.9;
-/// Minimum rate in bytes/s of a link in the topology. A copy of a few bytes takes only startup time and would give a very low rate, but
-/// each link in a topology, and a quarter of it, must have at least 1e3 bytes/s.
+/// Minimum rate in bytes/s of a link in the topology. The rate that is measured with a copy of a few bytes is very low, because the copy
+/// takes only startup time. But a topology accepts only rates of at least 1e3 bytes/s, both for a link and for a quarter of its rate.
 const LEAST_RATE: f64 = 1e6;
 const GPUS: u32 = 4;
 
 impl Bench<'_> {
-    /// Measures one copy over one, two and three paths through GPUs, and over three such paths with an additional path through host memory.
+    /// Measures one copy over one, two and three paths through GPUs, and over three paths through GPUs with an additional path through host
+    /// memory.
     pub fn narrow(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let machine = Narrow::open(self, ASSUMED)?;
         let buffers = self.buffers(&machine.context, &(case.legs)(GPUS, size))?;
@@ -100,7 +101,7 @@ impl Narrow {
         Ok(Run { machine: self, program, endpoints, rings, under_way: None })
     }
 
-    /// Returns the median rate of a few narrow copies in bytes/s.
+    /// Returns the median rate of a few copies over one link of the emulated machine, in bytes/s.
     fn rate(&self, transfers: &[Transfer]) -> Result<f64, Failure> {
         const COPIES: usize = 7;
         let plan = self.context.plan(transfers, &PlanOptions { max_paths: Some(1), ..Default::default() })?;
@@ -140,7 +141,7 @@ fn narrowed(program: &Program, transfers: &[Transfer]) -> Program {
         };
         !device.is_host()
     };
-    // Each kernel must run on the GPU for which it was planned, so its stream may not move to another GPU.
+    // Each kernel must run on the GPU for which it was planned, so the executor must not select another GPU for its internal stream.
     narrowed.lanes.iter_mut().for_each(|lane| lane.also = Gpus::NONE);
     for op in &mut narrowed.ops {
         if op.copies.iter().all(|copy| is_on_gpu(copy.from) && is_on_gpu(copy.to)) {

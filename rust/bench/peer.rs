@@ -28,7 +28,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Time limit of a wait in seconds, which is longer than any put takes. A peer whose wait fails reports the failure.
+/// Time limit in seconds of a wait for a signal. It is longer than any put takes. If a wait of the peer exceeds the limit, the peer reports
+/// the failure.
 const PATIENCE_SECONDS: f64 = 60.0;
 /// Size of the memory that holds a counter, in bytes. It is one cache line.
 const COUNTER_BYTES: u64 = 64;
@@ -158,8 +159,8 @@ pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
             match words[..] {
                 ["join", inbox, counter] => {
                     let mapped = Mapped::new(context, &format!("{inbox} {counter}"))?;
-                    // The put is executed once now, because the first execution may wait for the device. During `echo` the device would be
-                    // waiting for the benchmark process.
+                    // The put is executed once now, because the first execution may wait until the device is idle. During `echo` the device
+                    // waits for the benchmark process, so this would be a deadlock.
                     mapped.put(&side.buffers.transfers[0], PlanOptions::default())?.enqueue(stream)?;
                     context.synchronize_stream(stream)?;
                     bench = Some(mapped);

@@ -20,12 +20,13 @@ use smallvec::smallvec;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// Numbers of chunks that are copied through host memory. The programs have 3 to 33 copies (the papers: 2 to 34).
+/// Numbers of chunks that are copied through host memory, one number for each measured program. The programs have 3 to 33 copies (the
+/// papers: 2 to 34).
 const CHUNKS: [u64; 5] = [1, 2, 4, 8, 16];
-/// Number of graphs that are built of each program.
+/// Number of graphs that are built for each program.
 const GRAPHS: usize = 15;
 const LAUNCHES: usize = 11;
-/// Number of executions of each graph at new addresses. It is smaller than the number after which the library creates a second graph.
+/// Number of executions of each graph, each at new addresses. It is small enough that the library does not create a second graph.
 const REPOINTS: usize = 12;
 
 impl Bench<'_> {

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
 use std::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut};
 
-/// Method by which the plain copies of one communication step are made.
+/// Method by which plain copies (copies without mpgpu) of one communication step are made.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Manner {
     /// One driver call for each copy, all in one stream.

@@ -2,10 +2,10 @@
 //!
 //! A put with signal is a plan whose destination is imported memory, followed by setting a counter in the same stream. The put has arrived
 //! when the counter, which both processes map, has the new value. It is compared with three other measurements. The first is the same plan
-//! with a destination in this process. The second is the put without the signal; it shows which part of the cost is that of the signal, and
-//! which part is that of memory of another process. The third is the same put, timed until its stream is idle, which is later than its
-//! arrival. Before each measured put the same plan is executed once without timing, as in a loop over one buffer. In the rows `by turns` a
-//! copy into other memory precedes instead.
+//! with a destination in this process. The second is the put without the signal. It shows how much of the additional cost is caused by the
+//! signal, and how much by the memory of another process. The third is the same put, timed until its stream is idle, which is later than
+//! its arrival. Before each measured put the same plan is executed once without timing, as in a loop over one buffer. In the rows `by
+//! turns`, a copy into other memory is executed before each measured put instead.
 //!
 //! The latency is half the time of a round trip between streams of two processes, averaged over many round trips that both processes
 //! enqueue beforehand. It is also measured for a node plan (plan of several ranks) of one transfer, which does put, signal and wait in one
@@ -20,12 +20,13 @@ use mpgpu_contexts::{Context, Plan, PlanOptions};
 use std::cell::Cell;
 use std::time::Instant;
 
-/// Variations of the measurement. Each entry holds the number of puts that are enqueued before the host waits (UCX's benchmark in
-/// tests/gpu/ucx has four in flight), true if as many puts precede without being timed, and the name of the comparison in one process.
+/// Variations of the measurement of puts. Each entry holds three values: the number of puts that are enqueued before the host waits (four
+/// in flight in UCX's benchmark in tests/gpu/ucx), true if as many untimed puts are executed before, and the name of the comparison within
+/// one process.
 const WAYS: [(usize, bool, &str); 3] =
     [(1, true, "in one process"), (4, true, "in one process, in a row"), (1, false, "in one process, by turns")];
-/// Number of round trips that are enqueued together. Each takes three operations, so their total is well below the thousand operations that
-/// a CUDA stream can hold.
+/// Number of round trips that are enqueued together. Each round trip takes three operations, so the total is well below the thousand
+/// operations that a CUDA stream can hold.
 const TRIPS: u64 = 100;
 const TURNS: u32 = 21;
 
@@ -35,12 +36,12 @@ struct Puts<'a> {
     plan: &'a Plan,
     stream: StreamHandle,
     in_a_row: usize,
-    /// True if the same executions precede without being timed.
+    /// True if the same executions are made once, untimed, before the timed ones.
     again: bool,
     to: Option<&'a Neighbour<'a>>,
-    /// True if the method waits until the last signal has arrived, false if it waits for the stream.
+    /// True if the method ends when the last signal has arrived, false if it ends when the stream is idle.
     until_seen: bool,
-    /// Value of the counter in the last signal that was sent. All methods of one comparison share it.
+    /// Value that the last sent signal has set in the receiver's counter. All methods of one comparison share this variable.
     raised: &'a Cell<u64>,
 }
 

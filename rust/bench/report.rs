@@ -8,7 +8,8 @@ use std::fmt::Write;
 const MICROSECONDS: f64 = 1e6;
 
 impl Comparison {
-    /// Returns a summary of the comparison in one line, which is printed while other measurements still run.
+    /// Returns a summary of the comparison in one line. It is printed as soon as the comparison is measured, while other measurements still
+    /// run.
     pub fn line(&self) -> String {
         let median = |samples: &Samples| Spread::of(&samples.total).median * MICROSECONDS;
         let mut text = format!("{} {:.1} us", self.mpgpu.name, median(&self.mpgpu));

@@ -8,7 +8,7 @@ use mpgpu_backend::StreamHandle;
 use mpgpu_contexts::{Plan, Transfer};
 use std::cell::RefCell;
 
-/// Number of executions of the plan in the case `d2d_anew` before its memory is freed and allocated again.
+/// Number of executions of the plan before its memory is freed and allocated again, in the case `d2d_anew`.
 const EARLIER: usize = 3;
 /// Numbers of puts in flight (window sizes) in the case `put_window`, as in the bandwidth figures of the papers (OSU micro-benchmarks).
 const WINDOWS: [usize; 3] = [1, 4, 16];
@@ -34,7 +34,7 @@ impl Bench<'_> {
     pub fn step(&self, case: &'static Case, size: u64, against: &[Manner]) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
         let plan = self.context.plan(&buffers.transfers, &Default::default())?;
-        // As a caller would do, use a stream of the GPU that holds the source of the first transfer.
+        // A caller would use a stream of the GPU that holds the source of the first transfer, so the benchmark does too.
         let first = buffers.transfers[0];
         let stream = self.context.create_stream(if first.src_device.is_host() { first.dst_device } else { first.src_device })?;
         let samples = self.against_plain(&buffers, &plan, vec![stream], &buffers.transfers, against)?;
@@ -55,8 +55,8 @@ impl Bench<'_> {
         self.step(case, size, &[Manner::OneStream])
     }
 
-    /// Measures several puts in flight, for each number of puts in [`WINDOWS`]. The puts are first in one stream, then in a stream each. As
-    /// in osu_bw, all of them have the same source and destination.
+    /// Measures several puts in flight, for each number of puts in [`WINDOWS`]. The puts are first enqueued in one stream, then each in its
+    /// own stream. As in osu_bw, all of them have the same source and destination.
     pub fn windows(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
         let plan = self.context.plan(&buffers.transfers, &Default::default())?;

@@ -10,7 +10,7 @@ use std::error::Error;
 use std::path::Path;
 use std::str::FromStr;
 
-/// Error that ends a subcommand, as shown to the user.
+/// Error with which a subcommand ends, as shown to the user.
 pub type Failure = Box<dyn Error>;
 
 /// Returns a parser for command-line values that accepts the names in `values`, and returns the value that belongs to the given name.
@@ -65,7 +65,7 @@ impl StagedPaths {
     }
 }
 
-/// Parses the value of `--relay-gpus`. This wrapper exists because clap requires an error type other than `&str`.
+/// Parses the value of `--relay-gpus`. This function exists because clap requires an error type other than `&str`.
 fn relays(text: &str) -> Result<Relays, String> {
     text.parse().map_err(str::to_owned)
 }
@@ -99,7 +99,8 @@ pub fn device(text: &str) -> Result<DeviceId, String> {
         .ok_or_else(|| format!("{text}: must be a device: gpu0, gpu1, … or host0, host1, …"))
 }
 
-/// Returns the planner's description of a transfer between these devices. If `pageable` is true, host memory is pageable, otherwise pinned.
+/// Returns the planner's description of a transfer between these devices. Host memory is pageable if `pageable` is true, and pinned if it
+/// is false.
 pub fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64, pageable: bool) -> Shape {
     let kind = |device: DeviceId| match (device.is_host(), pageable) {
         (false, _) => MemoryKind::Device,

@@ -1,5 +1,5 @@
-//! Implements `mpgpu bench`, which measures the gain of mpgpu on this node, prints one line for each kind of copy, and recommends next
-//! steps. With `--case` it measures the named cases and shows how much the times vary.
+//! Implements `mpgpu bench`, which measures the gain of mpgpu over plain copies (copies by the driver alone) on this node, prints one line
+//! for each kind of copy, and recommends next steps. With `--case` it measures the named cases and shows how much the times vary.
 
 use crate::arguments::{Failure, backend, size as bytes};
 use crate::text::table;
@@ -21,8 +21,8 @@ pub const EXAMPLES: &str = "\
     mpgpu bench --case d2d --sizes 64M,1G --repeat 50 --plans\n  \
     mpgpu bench --backend host --topology beluga      without GPUs: shows that it works, not how fast";
 
-/// Ratio of mpgpu's rate to the rate of the fastest plain method below which a kind of copy counts as slower with mpgpu. A ratio above the
-/// inverse counts as faster.
+/// Ratio of mpgpu's rate to the rate of the fastest plain method. Below this value a kind of copy counts as slower with mpgpu. Above the
+/// inverse of this value it counts as faster.
 const NO_LOSS: f64 = 0.97;
 
 #[derive(Args)]
@@ -53,7 +53,7 @@ fn positive(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Runs the subcommand. Returns the report, and true if every kind of copy that is possible on this machine was made with correct data.
+/// Runs the subcommand. Returns the report, and true if all copies that are possible on this machine succeeded with correct data.
 pub fn run(arguments: &BenchArguments) -> Result<(String, bool), Failure> {
     let options = ContextOptions { backend: arguments.backend, topology: arguments.topology.clone(), ..ContextOptions::default() };
     if arguments.cases.are_named() {
@@ -64,7 +64,8 @@ pub fn run(arguments: &BenchArguments) -> Result<(String, bool), Failure> {
         return peer(&context, *seed, *bytes).map(|()| (String::new(), true));
     }
     let on_gpus = is_on_gpus(&context);
-    // The topology is known if the user has named one or if the context uses a probe. Otherwise the driver has reported it.
+    // The topology counts as known if the user has named one or if the context uses a probe (measurement of the machine). If neither is the
+    // case, the topology is the one that the driver reports.
     let is_known = !on_gpus || context.config().topology.is_some();
     let rows = look(&context, arguments.bytes, |row| eprintln!("{}: {}", row.what, state(row)))?;
     let is_sound = rows.iter().all(|row| !matches!(row.result, Looked::Failed(_)));
@@ -112,7 +113,7 @@ fn next(rows: &[Row], on_gpus: bool, is_known: bool) -> Vec<String> {
         match &row.result {
             Looked::Failed(why) => next.push(format!("{}: {why}; `mpgpu doctor` shows what is refused, with a remedy", row.what)),
             Looked::Left(why) => next.push(format!("{}: not run, {why}", row.what)),
-            // Without GPUs, CPU threads on a busy machine do not show which copies are faster.
+            // Without GPUs, CPU threads make the copies, and times on a busy machine do not show which copies are faster.
             Looked::Measured { plain, mpgpu, paths } if on_gpus && mpgpu / plain < NO_LOSS => next.push(if *paths == 1 {
                 format!(
                     "{}: slower than the driver: the plan is one direct copy, and a call of mpgpu takes longer than a call of the \

@@ -17,7 +17,7 @@ pub struct DoctorArguments {
 
 /// Runs the subcommand. Returns the report, and true if no finding has the severity "refused".
 pub fn run(arguments: &DoctorArguments) -> Result<(String, bool), Failure> {
-    // Messages of the log are disabled, because the report already contains the same facts.
+    // Log messages are disabled, because the report already contains the same facts.
     if std::env::var_os("MPGPU_LOG").is_none() {
         log::set_max_level(log::LevelFilter::Off);
     }

@@ -8,9 +8,9 @@ use mpgpu_devices::cuda;
 /// Machine (topology) with the origin of its description.
 pub struct Source {
     pub machine: Machine,
-    /// Origin of the topology: `preset`, `file`, `discovered` (reported by the driver) or `probed` (measured).
+    /// Kind of source of the topology: `preset`, `file`, `discovered` (reported by the driver) or `probed` (measured).
     pub origin: &'static str,
-    /// Remark on the quality of the topology's figures, for the user.
+    /// Remark for the user on how reliable the topology's figures are.
     pub remark: String,
 }
 

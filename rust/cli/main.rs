@@ -134,7 +134,7 @@ fn explain(refusal: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(refusal.exit_code()).unwrap_or(2))
 }
 
-/// Treats a closed standard output (as in `mpgpu topo | head`) as success.
+/// Returns success if writing failed because standard output is closed, as in `mpgpu topo | head`. Returns every other result unchanged.
 fn unless_closed(written: std::io::Result<()>) -> std::io::Result<()> {
     written.or_else(|error| if error.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }

@@ -51,7 +51,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Returns the options for a context, which takes values that are missing here from the environment.
+    /// Returns the options for a plan of a context. The context takes the values of missing options from the environment.
     pub fn plan_options(&self) -> PlanOptions {
         PlanOptions {
             engine: self.engine,
@@ -67,7 +67,7 @@ impl Request {
         }
     }
 
-    /// Returns the options for the planner alone. The environment has no influence.
+    /// Returns the options for a direct call of the planner. Environment variables have no influence.
     pub fn options(&self) -> Options {
         let default = self.staged.options();
         Options {

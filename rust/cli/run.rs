@@ -19,8 +19,8 @@ use sums::Sums;
 const LIBRARY: &str = "libmpgpu_preload.so";
 const AUDITOR: &str = "libmpgpu_audit.so";
 
-/// Exit code that a shell, `env` and `nohup` return if a program does not exist. The constant below is their exit code if a program exists
-/// but cannot be executed.
+/// Exit code that a shell, `env` and `nohup` return if a program does not exist. The next constant is the exit code that they return if a
+/// program exists but cannot be executed.
 const NOT_FOUND: i32 = 127;
 const NOT_EXECUTABLE: i32 = 126;
 
@@ -52,8 +52,8 @@ pub struct RunArguments {
 }
 
 /// Runs the program as a child process on the same terminal. Then reports the copies of the program and of all its descendants. Finally
-/// ends this process in the same way as the program ended: with its exit code, or by the same signal. Returns only if the program could not
-/// be started.
+/// ends this process in the same way as the program ended: with the exit code of the program, or by the same signal. Returns only if the
+/// program could not be started.
 pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
     let library = match &arguments.library {
         Some(path) => path.canonicalize().map_err(|error| format!("--library {}: {error}", path.display()))?,
@@ -99,7 +99,7 @@ pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
     // If the report cannot be written, this process still ends as the program did.
     let _ = std::io::stderr().write_all(sums.report(arguments.check)?.as_bytes());
     if let Some(signal) = status.signal() {
-        // Only the program's own core file is useful, so this process must not write one when it ends by the same signal.
+        // Only the core file of the program is useful. This process ends by the same signal, and must not write a core file too.
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
         signal_hook::low_level::emulate_default_handler(signal)?;
     }
@@ -132,10 +132,10 @@ fn wait(child: &mut Child, signals: &mut SignalsInfo<WithOrigin>) -> Result<Exit
     }
 }
 
-/// Returns options for AddressSanitizer that allow its runtime to be loaded after a preloaded library. They disable a check that protects
-/// the functions of the C library that the sanitizer intercepts; the interposer defines none of these functions. Preloading the sanitizer's
-/// runtime first is no alternative: uninstrumented child processes would load it too, and its path is unknown if a launcher starts the
-/// program. The user's own options follow and take precedence.
+/// Returns options for AddressSanitizer that allow the sanitizer's runtime to be loaded after a preloaded library. The options disable a
+/// check that protects the functions of the C library that the sanitizer intercepts. This is safe, because the interposer defines none of
+/// these functions. Preloading the sanitizer's runtime first is no alternative: uninstrumented child processes would load it too, and its
+/// path is unknown if a launcher starts the program. The user's own options follow and take precedence.
 fn behind_sanitizers(options: Option<OsString>) -> OsString {
     let mut all = OsString::from("verify_asan_link_order=0");
     if let Some(options) = options.filter(|options| !options.is_empty()) {

@@ -65,8 +65,8 @@ struct Column {
     window: u32,
 }
 
-/// Returns the columns of the result table. Ratios compare a column with the first column of the same window (number of time steps in
-/// flight).
+/// Returns the columns of the result table. A speed-up compares a column with the first column that has the same window (number of
+/// executions in flight).
 fn columns(arguments: &SimArguments) -> Vec<Column> {
     let paths: Vec<Option<u32>> =
         if arguments.max_paths.is_empty() { vec![Some(1), None] } else { arguments.max_paths.iter().copied().map(Some).collect() };
@@ -75,8 +75,8 @@ fn columns(arguments: &SimArguments) -> Vec<Column> {
         for &engine in &arguments.engine {
             for &max_paths in &paths {
                 for &host_path in &arguments.host {
-                    // With one path, copies between GPUs always use the direct path. A second column with the other setting of the host
-                    // path would be equal.
+                    // With one path, copies between GPUs always use the direct path. Two columns that differ only in the setting of the
+                    // host path would be equal.
                     if max_paths == Some(1) && host_path != arguments.host[0] {
                         continue;
                     }
@@ -99,7 +99,7 @@ fn cell(machine: &Machine, arguments: &SimArguments, shapes: &[Shape], column: &
     Ok(steady(machine, &ranks, column.window)?)
 }
 
-/// Returns the maximum over the source devices of `of` of the number of bytes that the device sends in one time step. The maximum is used
+/// Returns the largest number of bytes that any source device of `of` sends in one execution of all transfers (`all`). The maximum is used
 /// because the kernels of all GPUs must end before the copies start.
 fn most_sent(all: &[Shape], of: &[Shape]) -> f64 {
     let sent = |gpu| all.iter().filter(|shape| shape.src_device == gpu).map(|shape| shape.bytes as f64).sum::<f64>();
@@ -126,7 +126,8 @@ impl Column {
 }
 
 impl Sweep<'_> {
-    /// Returns the index of the column with which this column is compared, that is, the first column of the same window.
+    /// Returns the index of the column with which column `column` is compared: the first column that has the same window (number of
+    /// executions in flight).
     fn base(&self, column: usize) -> usize {
         self.columns.iter().position(|other| other.window == self.columns[column].window).unwrap_or(column)
     }
@@ -247,7 +248,8 @@ mod tests {
         let text = sim("--topology beluga gpu0:gpu1 --sizes 1M..8M --max-paths 1,2 --host off,on --window 1,4").expect("it runs");
         let lines: Vec<&str> = text.lines().skip(5).collect();
         assert_eq!(lines.len(), 4, "{text}");
-        // With one path there is no second column for the host path, and the first column of each window has no ratio.
+        // With one path there is no second column for the host path, and the first column of each window (number of executions in flight)
+        // has no speed-up.
         assert_eq!(lines[3].matches('(').count(), 4, "{text}");
         assert!(lines[0].trim_start().starts_with("1.0 MiB") && text.contains("2 paths, no host"), "{text}");
     }

@@ -14,8 +14,8 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     }
 }
 
-/// Breaks a text into lines of at most `letters` characters, after `; ` if possible, otherwise between words. A word that is longer gets a
-/// line of its own and is not broken.
+/// Breaks a text into lines of at most `letters` characters, after `; ` if possible, and between words if not. A word that is longer than
+/// `letters` is not broken and has its own line.
 pub fn wrap(text: &str, letters: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for clause in text.split_inclusive("; ") {

@@ -11,7 +11,7 @@ use mpgpu_core::units::time;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Size in bytes of the copies for which the table shows the combined rate of all paths. At this size startup times do not matter.
+/// Size in bytes of the copies for which the table shows the combined rate of all paths. At this size startup times are negligible.
 const LARGE: u64 = 1 << 30;
 
 #[derive(Args)]
@@ -98,8 +98,8 @@ fn describe(source: &Source) -> String {
     text + &format!("\n{}\n", source.remark)
 }
 
-/// Returns the devices that the tables show: at most 20, because 20 columns fill a wide terminal. On a larger machine these are the first
-/// 20.
+/// Returns the devices that the tables show: at most 20, because 20 columns fill a wide terminal. On a machine with more devices, only the
+/// first 20 are shown.
 fn shown(machine: &Machine) -> Vec<DeviceId> {
     const MOST: usize = 20;
     let devices: Vec<DeviceId> = machine.devices().collect();
@@ -208,7 +208,8 @@ fn links(topology: &Topology) -> String {
 
 fn costs(costs: &Costs) -> String {
     let part = |cost: &Cost| match cost.unit {
-        // Small costs are shown with two decimals, because the cost of a segment is less than a tenth of a microsecond.
+        // Small costs are shown with two decimals, because the cost of each contiguous copy of a kernel (segment) is less than a tenth of a
+        // microsecond.
         CostUnit::Seconds if (cost.of)(costs) < 1e-6 => format!("{} {:.2} us", cost.name, (cost.of)(costs) * 1e6),
         CostUnit::Seconds => format!("{} {}", cost.name, time((cost.of)(costs))),
         CostUnit::Part => format!("{} {:.0} %", cost.name, 100.0 * (cost.of)(costs)),

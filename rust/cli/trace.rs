@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Number of executions before the traced execution, because the first copies of a process, and between two GPUs, are slow.
+/// Number of untimed executions before the traced execution. They are needed because the first copies of a process, and the first copies
+/// between two GPUs, are slow.
 const WARM_UP: usize = 3;
 
 #[derive(Args)]
@@ -102,7 +103,8 @@ fn simulated(machine: &Machine, plan: &Plan, batch: &[Shape]) -> Result<Timeline
     Ok(scenario.run().timeline)
 }
 
-/// Simulates the transfers with one path each and returns the time in seconds. Returns `None` if some transfer then has no route.
+/// Simulates the transfers with one path for each transfer, and returns the time in seconds. Returns `None` if one of the transfers has no
+/// route for a single path.
 fn simulated_plain(machine: &Machine, options: &Options, batch: &[Shape]) -> Option<f64> {
     let plan = plan(machine, batch, &Options { max_paths: 1, ..*options }).ok()?;
     Some(draw::last_copy(&simulated(machine, &plan, batch).ok()?))
@@ -110,7 +112,7 @@ fn simulated_plain(machine: &Machine, options: &Options, batch: &[Shape]) -> Opt
 
 fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
     let options = ContextOptions { backend: arguments.backend, topology: arguments.what.topology.clone(), ..ContextOptions::default() };
-    // Without CPU threads for copies, because the operations of such copies cannot be timed one by one.
+    // CPU threads make no copies here, because the operations of such copies cannot be timed one by one.
     let config = Config { host_threads: 0, ..Config::from_environment()? };
     let context = Context::open(&options, config)?;
     // Pageable host memory, if the user requested it. It must stay allocated until the execution has finished.
@@ -167,8 +169,8 @@ fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
     })
 }
 
-/// Makes a plan with one path for each transfer, if a drawing compares with it. Returns `None` otherwise, or if some transfer then has no
-/// route.
+/// Makes a plan with one path for each transfer, if the drawing compares with such a plan. Returns `None` if it does not, or if one of the
+/// transfers has no route for a single path.
 fn measured_plain(arguments: &TraceArguments, context: &Context, transfers: &[context::Transfer]) -> Option<Arc<context::Plan>> {
     let options = PlanOptions { max_paths: Some(1), ..arguments.what.plan_options() };
     arguments.svg.as_ref().and_then(|_| context.plan(transfers, &options).ok())

@@ -91,12 +91,12 @@ fn tuned_size(text: &str) -> Result<u64, String> {
 }
 
 const M: u64 = 1 << 20;
-/// Sizes in bytes that are tuned by default. They cover the message sizes of the papers, and each is four times the preceding one. So every
-/// size in this range is within a factor of two of a size that was tuned.
+/// Sizes in bytes that are tuned by default. They cover the message sizes of the papers. Each size is four times the preceding size, so
+/// every size in this range is within a factor of two of a tuned size.
 const SIZES: &[u64] = &[M, 4 * M, 16 * M, 64 * M, 256 * M];
 /// Sizes in bytes that are tuned by default on the host backend, where CPU threads make the copies.
 const HOST_SIZES: &[u64] = &[M, 4 * M, 16 * M];
-/// Sizes in bytes for `--judge`. At these sizes the planner uses several paths, or nearly does.
+/// Default sizes in bytes for `--judge`. At these sizes the planner uses several paths, or is close to doing so.
 const JUDGED_SIZES: &[u64] = &[16 * M, 64 * M, 256 * M];
 
 /// Runs the subcommand: searches for better plans and returns the report.
@@ -178,7 +178,8 @@ fn tune<S: Score<Error: Display>>(
     }
     // Points (combinations of case and size) are sorted by size within a case and device class, which is easier to read.
     points.sort_by_key(|point| (point.case as u8, point.batch[0].src_device, point.batch[0].dst_device, point.size));
-    // Thresholds are not determined for `--judge`, which does not need them, because this takes further executions.
+    // `--judge` does not need the sizes from which several paths are faster. They are not determined, because this would take further
+    // executions.
     let tuning = match arguments.judge {
         true => None,
         false => Some(campaign.tuning(&points, origin, score).map_err(|error| error.to_string())?),

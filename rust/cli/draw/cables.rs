@@ -15,7 +15,7 @@ impl Together {
         Together { capacity: shared.capacity, staged: shared.staged }
     }
 
-    /// Formats both figures, for example `101 GB/s, staged 92 GB/s` if `rate` returns `101 GB/s`.
+    /// Formats `capacity` and `staged`, for example `101 GB/s, staged 92 GB/s` if `rate` returns `101 GB/s` for the capacity.
     pub fn text(self, rate: impl Fn(f64) -> String) -> String {
         rate(self.capacity) + &self.staged.map_or(String::new(), |staged| format!(", staged {}", rate(staged)))
     }
@@ -24,7 +24,7 @@ impl Together {
 /// Connection between two nodes `a` and `b` of a topology, which consists of up to two links of one kind, one for each direction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cable {
-    /// Index in the topology of the node from which the cable's first link leads.
+    /// Index of node `a` in the topology, where the cable's first link starts.
     pub a: usize,
     pub b: usize,
     pub kind: LinkKind,
@@ -32,9 +32,9 @@ pub struct Cable {
     pub there: Option<f64>,
     /// Capacity of the direction from `b` to `a` in bytes/s; `None` if there is no link in this direction.
     pub back: Option<f64>,
-    /// Latency in seconds, the larger of the latencies of the two directions.
+    /// Latency of the cable in seconds: the larger of the latencies of its two directions.
     pub latency: f64,
-    /// Combined capacity of both directions, if the topology limits it; otherwise `None`.
+    /// Combined capacity of both directions of the cable; `None` if the topology does not limit it.
     pub both: Option<Together>,
     /// Other shared resources that the direction from `a` to `b` uses, as indices into the list that [`cables`] returns.
     pub marks_there: Vec<usize>,
@@ -55,8 +55,8 @@ impl Cable {
     }
 }
 
-/// Returns the cables of a topology, in the order of their first links. Also returns the shared resources that do not merely combine the
-/// two directions of one cable.
+/// Returns the cables of a topology, in the order of their first links. Also returns the shared resources, except those that only combine
+/// the two directions of one cable.
 pub fn cables(topology: &Topology) -> (Vec<Cable>, Vec<&SharedResource>) {
     let mut cables: Vec<Cable> = Vec::new();
     for (index, link) in (0..).zip(&topology.links) {

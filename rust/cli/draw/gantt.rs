@@ -28,11 +28,11 @@ path{fill:none;stroke:#ddd}path.x{stroke:#888}path.z{stroke:#111}path.y{stroke:#
 const MARGIN: f64 = 24.0;
 const ROW: f64 = 24.0;
 const CHART: f64 = 760.0;
-/// Name of the additional bar that shows the time of plain copies.
+/// Label of the additional bar that shows the time of plain copies.
 const PLAIN: &str = "plain copies";
 /// Vertical space between the last row and the bar of plain copies.
 const PLAIN_SPACE: f64 = 10.0;
-/// Maximum number of dependency arrows in the drawing. More would be unreadable; the JSON output has all of them.
+/// Maximum number of dependency arrows in the drawing. With more arrows, the drawing would be unreadable. The JSON output has all of them.
 const MOST_ARROWS: usize = 160;
 
 /// Contents of a chart other than its timeline.
@@ -203,7 +203,8 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, chart:
 
 /// Draws the legend, in lines of at most `width`, and returns the vertical coordinate below it.
 fn legend(svg: &mut Svg, paths: &[String], others: bool, width: f64, mut y: f64) -> f64 {
-    // A halo exchange has dozens of paths, but a legend of a few lines is enough to read the drawing.
+    // Maximum number of paths in the legend. A halo exchange has dozens of paths, but a legend of a few lines is enough to read the
+    // drawing.
     const MOST: usize = 24;
     let mut x = MARGIN;
     let mut entries: Vec<(String, &str)> =
@@ -227,8 +228,8 @@ fn legend(svg: &mut Svg, paths: &[String], others: bool, width: f64, mut y: f64)
     y
 }
 
-/// Returns the scale of a time axis that ends at `last` seconds: the time in seconds between two ticks, the unit in which [`time`] formats
-/// `own` seconds, and the factor from seconds to this unit.
+/// Returns the scale of a time axis that ends at `last` seconds: the time in seconds between two ticks, the name of the unit of the ticks,
+/// and the factor from seconds to this unit. The unit is the one in which [`time`] formats `own` seconds.
 fn axis(last: f64, own: f64) -> (f64, &'static str, f64) {
     let (unit, scale) = match own {
         ..1e-3 => ("us", 1e6),
@@ -248,7 +249,7 @@ fn rate(span: &Span) -> Option<f64> {
     (span.bytes > 0 && seconds > 0.0).then(|| span.bytes as f64 / seconds / 1e9)
 }
 
-/// Returns the number of bytes that an internal stream copies, and its rate while it is busy, as text.
+/// Returns, as text, the number of bytes that an internal stream copies, and its rate while it copies.
 fn total(timeline: &Timeline, lane: usize) -> String {
     let spans = || timeline.spans.iter().filter(|span| span.lane == lane && span.bytes > 0);
     let bytes: u64 = spans().map(|span| span.bytes).sum();
@@ -263,7 +264,8 @@ fn tip(span: &Span) -> String {
     format!("{op}{}: {} to {}, {}{rate}", span.name, time(span.begin), time(span.end), time(span.end - span.begin))
 }
 
-/// Returns the label of a bar: as much of its bytes and rate as fits into `width`, or `None` if nothing fits.
+/// Returns the label of the bar of an operation: its number of bytes and its rate, or as much of this as fits into `width`. Returns `None`
+/// if nothing fits.
 fn inside(span: &Span, width: f64) -> Option<String> {
     let bytes = if span.bytes > 0 { size(span.bytes) } else { span.name.clone() };
     let long = rate(span).map(|rate| format!("{bytes}, {rate:.1} GB/s"));

@@ -3,17 +3,17 @@
 
 use super::svg::{Anchor, Svg, text_width};
 
-/// Contents of one heat map: headings, and the speed-up of each combination.
+/// Contents of one heat map: headings, and one speed-up for each column in each row.
 pub struct HeatMap {
     pub title: String,
-    /// Two lines of heading for each column.
+    /// Headings of the columns, with two lines of text for each column.
     pub columns: Vec<[String; 2]>,
-    /// Name of each row, and its speed-ups; `None` for a combination that was not tried.
+    /// Rows of the heat map. Each row has a name, and a speed-up for each column. `None` means that the combination was not tried.
     pub rows: Vec<(String, Vec<Option<f64>>)>,
 }
 
-/// Colours from no gain to the largest gain. Slowdowns are red. Successive colours differ in lightness, for grey printers and colour-blind
-/// readers.
+/// Fill colours of the cells, from no gain to the largest gain. Slowdowns are red instead. Successive colours differ in lightness, for grey
+/// printers and colour-blind readers.
 const COLOURS: [&str; 6] = ["#f7fbff", "#d0e1f2", "#94c4df", "#4a98c9", "#1764ab", "#08306b"];
 const FIRST_DARK: usize = 3;
 const LOSS: f64 = 0.98;

@@ -72,14 +72,14 @@ pub fn machine(topology: &Topology) -> String {
         let (from, to) = (places[left], places[right]);
         let text = label(cable, left == cable.a);
         if row != other_row {
-            // Draw the link vertically below the narrower of the two nodes, next to other links between the same nodes.
+            // The link is drawn vertically below the narrower of the two nodes, next to other links between the same nodes.
             let same = |other: &&Cable| [(other.a, other.b), (other.b, other.a)].contains(&(cable.a, cable.b));
             let aside = 40.0 * cables[..index].iter().filter(same).count() as f64;
             let x = aside + if from.half < to.half { from.x } else { to.x };
             let within = |place: Place| x.clamp(place.x - place.half + 4.0, place.x + place.half - 4.0);
             let (upper, lower) = ((within(from), from.y + BOX), (within(to), to.y));
             svg.line(class, thick, upper, lower);
-            // Place the label near the upper end of the link, because the arcs above the lower row need the space at the lower end.
+            // The label is near the upper end of the link, because the arcs above the lower row need the space at the lower end.
             labels.push((((upper.0 + lower.0) / 2.0, upper.1 + 28.0), text));
         } else if a.abs_diff(b) == 1 {
             let y = from.y + BOX / 2.0;
@@ -161,7 +161,7 @@ fn rows(topology: &Topology) -> Vec<Vec<usize>> {
     rows
 }
 
-/// Returns the lines of the label of a link. If `from_a` is true, node `a` is drawn above node `b`, otherwise below.
+/// Returns the lines of the label of a link. `from_a` is true if node `a` is drawn above node `b`.
 fn label(cable: &Cable, from_a: bool) -> Vec<String> {
     let (there, back) = ((cable.there, &cable.marks_there), (cable.back, &cable.marks_back));
     let (down, up) = if from_a { (there, back) } else { (back, there) };

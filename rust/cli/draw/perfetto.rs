@@ -5,7 +5,7 @@ use mpgpu_core::model::timeline::Timeline;
 use mpgpu_core::topology::DeviceId;
 use serde_json::{Value, json};
 
-/// Converts seconds to microseconds, which are the unit of the format. Rounds to nanoseconds.
+/// Converts seconds to microseconds, the unit of the trace format. Rounds to whole nanoseconds.
 fn microseconds(seconds: f64) -> f64 {
     (seconds * 1e9).round() / 1e3
 }

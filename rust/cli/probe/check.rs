@@ -10,17 +10,17 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Size in bytes from which a case counts as large. Below it, startup time dominates, so the goal for the worst error does not apply.
+/// Minimum size in bytes of a large case. In smaller cases startup time dominates, so the goal for the worst error does not apply to them.
 const LARGE: u64 = 16 << 20;
-/// Goals for the relative errors of predictions. The first is for the median error, and equals the error of a published model. The second
-/// is for the worst error of large cases.
+/// Maximum relative errors of predictions that count as good. The first value is for the median error, and equals the error of a published
+/// model. The second value is for the worst error of large cases.
 const GOALS: [f64; 2] = [0.06, 0.15];
 const WARM_UP: usize = 3;
 const ROUNDS: usize = 11;
 /// Number of passes over all cases. Each pass uses another buffer of host memory and newly allocated GPU memory, because a prediction must
 /// not depend on one buffer or one moment. The number is odd, so that the median is the value of one of the passes.
 const TURNS: usize = 3;
-/// Maximum number of bytes on one device for the sources and destinations of one case.
+/// Maximum total size in bytes of the sources and destinations of one case on one device.
 const MOST_MEMORY: u64 = 4 << 30;
 
 struct Case {
@@ -37,7 +37,7 @@ pub struct Checked {
     bytes: u64,
     paths: usize,
     predicted: f64,
-    /// Times of all rounds in seconds, in one list for each pass.
+    /// Measured times in seconds of all executions. There is one list for each pass over all cases.
     rounds: Vec<Vec<f64>>,
     /// Paths of the executed plan, as JSON for the report.
     plan: Value,
@@ -100,7 +100,7 @@ pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
         if context.backend().is_virtual() { &[1 << 20, 4 << 20] } else { &[1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30] };
     let mut checked: Vec<Checked> = Vec::new();
     let joined = |&(from, to): &(DeviceId, DeviceId)| machine.contains(from) && machine.contains(to) && machine.route(from, to).is_some();
-    // A case is left out if the topology has no route for one of its copies, because no time can be predicted then.
+    // If the topology has no route for one of the copies of a case, no time can be predicted. Such a case is left out.
     let (cases, left_out): (Vec<Case>, Vec<Case>) = cases(machine.gpu_count()).into_iter().partition(|case| case.copies.iter().all(joined));
     for case in left_out {
         eprintln!("{}: skipped, not all of its copies have a direct route", case.name);
@@ -140,7 +140,7 @@ pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
     Ok(checked)
 }
 
-/// Measures a case at one size. Returns its plan, and the time of each round in seconds.
+/// Measures a case at one size. Returns its plan, and the time of each execution in seconds.
 fn measure(context: &Context, case: &Case, transfers: &[Transfer], bytes: u64) -> Result<(Arc<Bound>, Vec<f64>), Box<dyn Error>> {
     let options = PlanOptions { max_paths: case.max_paths, host_path: case.host_path, adapt: Some(false), ..PlanOptions::default() };
     let (from, to) = case.copies[0];

@@ -74,7 +74,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     let is_written = is_kept || arguments.output.is_some();
     let path = if is_written {
         let stored = context.store_probe(&report, arguments.output.as_deref());
-        // Show the result even if the probe cannot be stored.
+        // The result is shown even if it cannot be stored.
         Some(stored.inspect_err(|_| print!("{}", report::tables(&report)))?)
     } else {
         None

@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Smallest slowdown for which two copies are listed as slowing each other down: the time of both copies at the same time, divided by the
-/// time of an isolated copy.
+/// Minimum slowdown at which two copies are listed as slowing each other down. The slowdown is the time of both copies at the same time,
+/// divided by the time of an isolated copy.
 const SHOWN: f64 = 1.1;
-/// Maximum number of lines of a list. If a list is longer, the number of omitted lines is shown instead.
+/// Maximum number of lines of a list. If a list is longer, the remaining lines are omitted and their number is shown.
 const LONGEST: usize = 40;
 
 pub fn tables(report: &ProbeReport) -> String {

@@ -10,9 +10,9 @@ use std::os::unix::fs::FileExt;
 
 const MARK: &[u8; 8] = b"mpgpusum";
 const BYTES: usize = 4096;
-/// Number of 8-byte words before the counters of the outcomes. The words hold a magic number, the number of outcomes that count as
-/// accelerated, the number of outcomes, the number of processes, the nanoseconds saved, the number of copies compared, and the number of
-/// wrong copies.
+/// Number of 8-byte words in the memory before the counters of the outcomes. The words hold a magic number, the number of outcomes that
+/// count as accelerated, the number of outcomes, the number of processes, the nanoseconds saved, the number of copies that were compared,
+/// and the number of wrong copies.
 const HEAD: usize = 7;
 /// Number of bytes that are reserved for the name of an outcome.
 const NAME: usize = 96;
@@ -35,7 +35,7 @@ impl Sums {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Returns one line for each outcome that occurred, or a single line if no process has made a copy.
+    /// Returns a report with one line for each outcome of copies that occurred, or a single line if no process has made a copy.
     pub fn report(&self, compared: bool) -> io::Result<String> {
         let mut bytes = [0; BYTES];
         self.0.read_exact_at(&mut bytes, 0)?;

@@ -12,11 +12,11 @@ use mpgpu_core::topology::{DeviceId, Machine, ResourceId};
 use serde_json::{Value, json};
 use std::rc::Rc;
 
-/// Maximum number of plans that choose among their variants ("players"). The simulator runs every combination of their choices that occurs,
-/// so more would take too long.
+/// Maximum number of simulated plans that choose among their variants ("players"). The simulator runs every combination of their choices
+/// that occurs, so a simulation of more plans would take too long.
 const MOST_PLAYERS: usize = 16;
 
-/// Number of consecutive executions over which the loss is averaged when the worst loss is determined.
+/// Number of consecutive executions over which the lost time is averaged. The worst loss that is reported is the largest such average.
 const STRETCH: u64 = 500;
 
 pub fn run(arguments: &SimArguments, model: &Machine, shapes: &[Shape]) -> Result<String, Failure> {

@@ -81,7 +81,7 @@ pub struct AdaptArguments {
     pub svg: Option<std::path::PathBuf>,
 }
 
-/// Time model of a compute kernel: the time is proportional to the bytes that the kernel reads and writes.
+/// Model of a compute kernel. Its time is proportional to the number of bytes that it reads and writes.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Kernel {
     /// Number of bytes that the kernel reads and writes, divided by the number of bytes that its GPU sends.
@@ -101,7 +101,7 @@ impl FromStr for Kernel {
     }
 }
 
-/// Factor by which the capacity of the named resource is multiplied, written `host=0.3`.
+/// Factor by which the capacity of a resource is multiplied, with the name of the resource, written `host=0.3`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Factor {
     pub name: String,
@@ -121,7 +121,8 @@ impl FromStr for Factor {
     }
 }
 
-/// Factor by which the capacity of a resource is multiplied during a range of executions, written `host=0.4@2000..4000`.
+/// Factor by which the capacity of a resource is multiplied during a range of executions, with the name of the resource, written
+/// `host=0.4@2000..4000`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Visit {
     pub leaves: Factor,

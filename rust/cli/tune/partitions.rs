@@ -58,13 +58,14 @@ impl Tried {
         format!("{} in a step (batch {})", size(self.0.bytes), self.0.shape)
     }
 
-    /// Returns the size of one partition as text if the transfers are cut into `count` partitions. Sizes are summed over all transfers.
+    /// Returns, as text, the size of one partition if the transfers are cut into `count` partitions each. The sizes are summed over all
+    /// transfers.
     fn each(&self, count: u32) -> String {
         size(self.0.bytes.div_ceil(u64::from(count)))
     }
 
-    /// Returns the speed-up of a trial compared with a transfer in a single partition by copy engines. Returns `None` if that was not
-    /// measured.
+    /// Returns the speed-up of a trial compared with a trial with the same number of blocks in which copy engines moved each transfer as
+    /// one partition. Returns `None` if there was no such trial.
     fn gain(&self, of: &PartitionTrial) -> Option<f64> {
         let is_bulk = |trial: &&PartitionTrial| (trial.mover, trial.count, trial.blocks) == (PartitionMover::CopyEngine, 1, of.blocks);
         self.0.trials.iter().find(is_bulk).map(|bulk| bulk.ns as f64 / of.ns.max(1) as f64)

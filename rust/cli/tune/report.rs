@@ -11,19 +11,20 @@ pub struct MachineReport {
     pub machine: String,
     pub digest: String,
     pub origin: Origin,
-    /// Earlier tuning that is evaluated; `None` if there is none.
+    /// Earlier tuning whose plans are evaluated; `None` if there is none.
     pub in_force: Option<Tuning>,
     pub points: Vec<TunedPoint>,
     /// New tuning; `None` if plans were only evaluated (`--judge`).
     pub tuning: Option<Tuning>,
 }
 
-/// Returns the difference between the times `seconds` and `best` in per cent of `best`.
+/// Returns by how much the time `seconds` exceeds the time `best`, in per cent of `best`.
 fn loss(seconds: f64, best: f64) -> f64 {
     (seconds / best - 1.0) * 100.0
 }
 
-/// Returns the name of the chooser of the plans: the tuning if `tuned` is true, otherwise the model.
+/// Returns the name of the part of the library that chose the plans, for the report: the tuning if `tuned` is true, and the model if it is
+/// false.
 fn chooser(tuned: bool) -> &'static str {
     if tuned { "tuning" } else { "model" }
 }
@@ -140,7 +141,8 @@ pub struct Judged {
     pub grid_scores: f64,
 }
 
-/// Largest loss, in per cent of the best plan's time, with which a point reaches the goal. Nine of ten points should reach it.
+/// Goal for the evaluated plans: the time of a plan exceeds the best plan's time by at most this many per cent. Nine of ten points (case
+/// and size) should reach the goal.
 const GOAL: f64 = 3.0;
 
 impl Judged {
