@@ -61,7 +61,7 @@ pub struct TuneArguments {
     /// Bytes of each transfer, separated by commas, as in 64M; the values found apply up to half way to the next size
     #[arg(long, value_delimiter = ',', value_name = "BYTES", value_parser = tuned_size)]
     pub sizes: Vec<u64>,
-    /// Also try all combinations of the settings (paths x host path x chunks x shares), and keep the best one if it is faster
+    /// Try all combinations of the settings too (paths x host path x chunks x shares), and keep the best one if it is faster
     #[arg(long)]
     pub exhaustive: bool,
     /// Compare the plan that a context chooses (by its tuning, else by the model) with the fastest of all combinations of the settings, and
