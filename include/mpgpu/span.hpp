@@ -95,7 +95,7 @@ template <class T> class device_span {
     constexpr device_span(array_view<T> elements, device location) noexcept
         : elements_(elements), location_(location) {}
 
-    /// Constructs a read-only view of the same elements.
+    /// Constructs a read-only span of the elements of another span.
     template <class U, std::enable_if_t<std::is_same_v<const U, T>, int> = 0>
     constexpr device_span(device_span<U> other) noexcept
         : elements_(other.data(), other.size()), location_(other.location()) {}

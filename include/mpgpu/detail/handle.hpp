@@ -13,7 +13,8 @@ namespace mpgpu::detail {
 
 /// Move-only owner of one C handle. Every class that owns a handle has one of these as a member, and therefore needs no
 /// destructor or move operations of its own. `Owner` is a function object that releases the handle and contains the
-/// values that this requires. It is moved together with the handle, so that a moved-from object is completely empty.
+/// values that this requires. The function object is moved together with the handle, so that a moved-from object is
+/// completely empty.
 template <class T, class Owner> class handle : private Owner {
   public:
     handle() noexcept = default;
