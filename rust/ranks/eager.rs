@@ -3,7 +3,8 @@
 //! The sender writes the data into an inbox (receive buffer) on the receiver's GPU. The receiver's kernel copies the data from there to the
 //! destination. Each rank has two inboxes, and each ordered pair of ranks has two flags. They form two sets: the first inboxes with the
 //! first flags, and the second inboxes with the second flags. Steps alternate between the two sets. The number of the set that a step uses
-//! is called the *turn* of the step. A rank sets its flag after its data, or at the beginning of the step if it sends no data to that rank.
+//! is called the *turn* of the step. A rank sets its flag for another rank after it has written its data to that rank's inbox, or at the
+//! beginning of the step if it sends no data to that rank.
 //!
 //! Two sets are enough. Before a rank begins step *n* + 2, it has waited in step *n* + 1 for the other rank's flag. The other rank sets
 //! that flag after the end of its step *n*, in which it emptied the inbox and reset the flag. So no rank finishes a step that another rank

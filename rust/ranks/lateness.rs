@@ -2,9 +2,9 @@
 //!
 //! A step that a kernel executes starts about 4 us sooner, but the kernel's blocks occupy multiprocessors while they wait. If a peer is
 //! late, matrix products that fill the GPU take 1.08 times as long next to a waiting kernel of one block, and 1.47 times as long next to
-//! one on a quarter of the multiprocessors (two H200). A kernel that has waited for 0.1 ms therefore reports this. Copy engines and stream
-//! operations then execute a series of steps. The series is twice as long after each further report. If the peer is in time again, these
-//! steps take 6 us longer each, which is less than the loss by waiting.
+//! one on a quarter of the multiprocessors (two H200). A kernel that has waited for 0.1 ms therefore reports a long wait. Streams, with
+//! copy engines and stream operations, then execute a series of steps. The series is twice as long after each further report. If the peer
+//! is in time again, these steps take 6 us longer each, which is less than the loss by waiting.
 //!
 //! All ranks use the same form (kernel or streams) in a step ([`agreed`](super::agreed)).
 

@@ -2,9 +2,9 @@
 //! enqueues them in each step.
 //!
 //! A part consists of lanes: sequences of operations, each executed in order by one stream. Consecutive operations of a lane without a wait
-//! in between form one program, which the backend runs like any other program. The caller's stream executes the first lane. An internal
-//! stream executes each further lane, and events join it to the caller's stream. The streams themselves wait for and set flags, so no call
-//! in this module blocks, and a stream that is being captured records everything in its graph.
+//! in between form one program (list of copy operations), which the backend runs like any other program. The caller's stream executes the
+//! first lane. An internal stream executes each further lane, and events join it to the caller's stream. The streams themselves wait for
+//! and set flags, so no call in this module blocks, and a stream that is being captured records everything in its graph.
 //!
 //! If a part moves few bytes, a single kernel executes it instead. This requires that kernels also execute the parts that share flags with
 //! it. The kernel waits for flags and sets flags. Such flags are *near*: they are in memory of the GPU that waits for them, so that polling
@@ -484,7 +484,7 @@ impl BoundPart {
     }
 
     /// Enqueues this rank's operations of one step. They start after all earlier work in `stream` and after the last step. Later work in
-    /// the stream starts after them. A captured step does not follow the last step; instead, the graph runs when it is launched. An armed
+    /// the stream starts after them. A captured step does not wait for the last step, because it runs when its graph is launched. An armed
     /// step (begun before its data is produced) starts at the position in the stream at which it was armed, unless its copies come after
     /// the producing kernels.
     pub fn enqueue(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {

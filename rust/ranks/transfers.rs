@@ -1,9 +1,10 @@
 //! Defines the arguments that each rank passes to a node plan: memory windows (memory ranges that the plan may use), and transfers between
 //! them.
 //!
-//! If a rank does not know the address of a transfer's other end, it passes a send or receive descriptor. The descriptor contains the
-//! rank's own end of the transfer, and a tag in place of the other end. Sends match receives by source, destination and tag. If several
-//! descriptors agree in all three, they match in the order in which each rank has passed them.
+//! A rank that sends data may not know the address of the destination, and a rank that receives data may not know the address of the
+//! source. Such a rank passes a send or receive descriptor. The descriptor contains the rank's own memory, and a tag in place of the
+//! unknown address. Sends match receives by source, destination and tag. If several descriptors agree in all three, they match in the order
+//! in which each rank has passed them.
 
 use super::exchange::Named;
 use crate::contexts::{End, Error};

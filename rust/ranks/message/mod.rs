@@ -5,8 +5,8 @@
 //! enqueues the copy, so no operation waits for a thread or for another call of the other rank. Each operation has flags that streams set
 //! and wait for. The flags order the copy after the earlier work in the streams of both ranks.
 //!
-//! The service thread, which answers ranks that import memory, detects that a rank has ended. It ends the operations that concern this
-//! rank, and no others.
+//! The service thread, which answers ranks that import memory, detects that another rank has ended. The service thread then ends the
+//! operations that concern the ended rank, and no others.
 //!
 //! | file | content |
 //! | --- | --- |

@@ -1,5 +1,5 @@
-//! Copies the data of a matched send and receive. The rank whose operation was posted later enqueues the copy, so that it follows the work
-//! in the streams of both ranks.
+//! Copies the data of a matched send and receive. The rank whose operation was posted later enqueues the copy. The copy follows the earlier
+//! work in the streams of both ranks.
 //!
 //! The copy is enqueued in an internal stream of the messenger, because work of the caller's stream must not wait for another rank. The
 //! copy follows an event of the caller's stream and the flag that the stream of the other rank sets. Each operation that waits has an
@@ -7,7 +7,8 @@
 //! other rank is ready.
 //!
 //! If a stream is idle, all operations posted in it are ready at once. The CPU then sets the flag instead of the stream, so that the other
-//! rank does not wait if it posts its operation next. In that case the CPU also copies small host messages and ends messages without data.
+//! rank does not wait if it posts its operation next. If the stream is idle, the CPU also copies small host messages and ends messages
+//! without data.
 
 use super::Messenger;
 use super::buffers::{MessagePlace, Through};

@@ -1,5 +1,5 @@
-//! Tracks an operation of this rank from its post until its outcome is known. The operation is a send, a receive, a fetch or a described
-//! buffer.
+//! Tracks an operation of this rank from its post until its outcome is known. The operation is a send, a receive, a fetch, or a buffer that
+//! was described so that another rank may fetch it.
 
 use super::Messenger;
 use super::buffers::{Bounce, ImportedBuffer};

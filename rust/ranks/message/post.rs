@@ -262,8 +262,8 @@ impl Messenger {
         of.is_some_and(|of| self.mailboxes.withdraw(of, slot, status, &|rank| self.is_gone(rank)))
     }
 
-    /// Enqueues the work of a send in the caller's stream. If the work cannot be enqueued, nothing was sent and the error is returned. If
-    /// the send has already matched, the error becomes the outcome of the send instead.
+    /// Enqueues the work of a send in the caller's stream. If this fails before the send has matched, nothing is sent and the error is
+    /// returned. If this fails after the send has matched, the error becomes the outcome of the send.
     fn enqueue_send(&self, kept: &mut Kept, place: &MessagePlace, posted: Posted, stream: StreamHandle) -> Result<(), Error> {
         let slot = kept.slot;
         let copied = if place.is_buffered() { self.copy_in(slot, place, stream) } else { Ok(()) };
