@@ -1,5 +1,5 @@
-//! Implements signals. A signal is a counter in pinned memory files. The GPUs of every process that maps the file read and write the
-//! counter, and the CPU reads it.
+//! Implements signals. A signal is a counter in pinned memory files. The CPU and the GPUs of every process that maps the file can read and
+//! set the counter.
 //!
 //! A stream waits for a counter by a wait-value operation and sets a counter by a write-value operation. The write happens after all
 //! earlier work of the stream and after a system-wide memory barrier. If the counter has already reached its value when a wait is

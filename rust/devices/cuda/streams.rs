@@ -1,8 +1,8 @@
 //! Manages the streams that callers create through this backend, and determines the GPU of any stream.
 //!
-//! A stream that the caller destroys is not destroyed by the driver, but is reused when it has no work left. The driver would give the
-//! handle of a destroyed stream to the next stream, and it crashes if a destroyed handle is used. No lock of these tables is held during a
-//! call of the driver.
+//! A stream that the caller destroys is not destroyed by the driver, but is reused when it has no work left. Otherwise the driver would
+//! give the handle of a destroyed stream to the next stream, and an application that uses a destroyed handle crashes in the driver. No lock
+//! of these tables is held during a call of the driver.
 
 use super::device::Primary;
 use super::driver::{CUcontext, CUstream, Current, call, handle, lock};

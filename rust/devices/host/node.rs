@@ -1,9 +1,9 @@
 //! Implements the dependency graph of the host backend. Its nodes count their unfinished predecessors and start when the last predecessor
 //! finishes.
 //!
-//! A stream is a chain of nodes. An event is a reference to a node. The execution of a program is a node with several steps. No thread
-//! waits for a predecessor: the thread that finishes a node's last predecessor pushes the node's first steps to a [`Queue`]. Only callers
-//! wait, in [`Node::wait`].
+//! A stream is a chain of nodes. An event is a reference to a node. The execution of a program (list of copy operations) is a node with
+//! several steps. No thread waits for a predecessor: the thread that finishes a node's last predecessor pushes the node's first steps to a
+//! [`Queue`]. Only callers wait, in [`Node::wait`].
 //!
 //! A node owns its successors, never its predecessors, and drops them when it finishes. A finished chain is therefore freed node by node,
 //! and a long chain causes no recursion.

@@ -1,5 +1,5 @@
-//! Defines the kinds of work that nodes of the host backend's dependency graph do. Examples are the execution of a program and the call of
-//! a host function.
+//! Defines the kinds of work that nodes of the host backend's dependency graph do. Examples are the execution of a program (list of copy
+//! operations) and the call of a host function.
 
 use super::kernel::{Grid, Segment, copy_segments};
 use super::memory::HostMemory;

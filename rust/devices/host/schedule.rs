@@ -5,8 +5,8 @@ use crate::plan::Program;
 use crate::sync::{AtomicU32, Ordering};
 use smallvec::SmallVec;
 
-/// Dependencies between the operations of a program, with the number of unfinished predecessors of each operation. Small programs need no
-/// heap allocation.
+/// Dependencies between the operations of a program (list of copy operations), with the number of unfinished predecessors of each
+/// operation. Small programs need no heap allocation.
 #[derive(Debug)]
 pub(super) struct Schedule {
     steps: SmallVec<[StepState; 2]>,
