@@ -672,8 +672,8 @@ pub trait Backend: Send + Sync {
     }
     /// Records that kernels of the caller wait for these counters, until the memory of the counters is freed.
     /// [`fail_waits`](Backend::fail_waits) then sets each counter that is below its value, as for other waits. Returns an error and records
-    /// nothing if a process that could have set a counter has exited. If `streams_wait` is true, streams that wait for counters in the same
-    /// allocation report the failure; otherwise every stream reports it.
+    /// nothing if a process that could have set a counter has exited. A failure is reported by the streams that wait for counters in the
+    /// same allocation if `streams_wait` is true, and by every stream if it is false.
     fn kernel_wait_signals(&self, signals: &[Signal], streams_wait: bool) -> Result<(), BackendError> {
         let _ = (signals, streams_wait);
         Err(BackendError::NotSupported(format!("the {} backend does not support signals", self.name())))

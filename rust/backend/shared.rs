@@ -8,7 +8,7 @@ pub const PAYLOAD_BYTES: usize = 64;
 /// Information with which another process maps an allocation. Only the backend interprets it.
 #[derive(Debug)]
 pub struct Shared {
-    /// Number of the sharing method, as defined by the backend.
+    /// Number that identifies the sharing method, as defined by the backend.
     pub form: u32,
     /// File descriptor to send to the other process; `None` if the sharing method uses no file.
     pub descriptor: Option<OwnedFd>,

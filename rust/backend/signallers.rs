@@ -19,7 +19,8 @@ use std::sync::{Arc, OnceLock};
 pub struct Line {
     /// Id of the allocation that contains the counters.
     pub allocation: u64,
-    /// Number of the party (importing process or context) that sets the counters; `None` for counters for which no party is recorded.
+    /// Number that identifies the party (importing process or context) that sets the counters; `None` for counters for which no party is
+    /// recorded.
     pub signaller: Option<u32>,
 }
 
@@ -148,7 +149,7 @@ impl LostPeer {
 /// of the plan.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LeftPlan {
-    /// Number of the plan among the plans of its node, from 1.
+    /// Number that identifies the plan among the plans of its node, from 1.
     pub plan: u64,
     /// Number of the plan's first communication step whose waits fail on this rank, from 1, as far as it is known.
     pub step: u64,

@@ -70,7 +70,7 @@ pub struct CaseArguments {
     /// Engine (how copies are issued) to plan for; overrides MPGPU_ENGINE
     #[arg(long, requires = "case")]
     engine: Option<String>,
-    /// Print the plan of each case's largest size
+    /// Print the plan of each case for its largest size
     #[arg(long, requires = "case")]
     plans: bool,
     /// Write all results as JSON to this file, too, and update it after each measurement

@@ -38,9 +38,9 @@ pub struct Located {
     pub dst: u64,
     /// Address of the first source byte.
     pub src: u64,
-    /// Number of the allocation that contains the destination; `None` if the backend does not know the memory.
+    /// Identifier of the allocation that contains the destination; `None` if the backend does not know the memory.
     pub dst_allocation: Option<NonZeroU64>,
-    /// Number of the allocation that contains the source; `None` if the backend does not know the memory.
+    /// Identifier of the allocation that contains the source; `None` if the backend does not know the memory.
     pub src_allocation: Option<NonZeroU64>,
     /// Devices, memory kinds and size of the transfer, as the planner receives them.
     pub shape: Shape,
@@ -230,8 +230,8 @@ pub fn check(batch: &[Located], backend: &dyn Backend) -> Result<(), Error> {
 /// Range of bytes that one transfer of a batch reads or writes.
 #[derive(Copy, Clone)]
 pub struct ByteRange {
-    /// Number of the address space in which the addresses are valid. Equal addresses in different spaces are different memory. The number
-    /// is a rank of the node, so it is below 2^24.
+    /// Number that identifies the address space in which the addresses are valid. Equal addresses in different spaces are different memory.
+    /// The number is a rank of the node, so it is below 2^24.
     pub space: u32,
     /// First address of the range.
     pub first: u64,

@@ -107,7 +107,7 @@ pub enum Reading {
     Known(u64),
     /// The time is not available yet.
     Later,
-    /// The time will never become available.
+    /// The time will not become available at all.
     Never,
 }
 

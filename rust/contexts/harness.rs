@@ -251,7 +251,7 @@ impl<'a> TransferHarness<'a> {
 /// Reservations of memory for the copies of one measurement: the number of bytes that are already reserved on each device.
 #[derive(Default)]
 struct Layout {
-    /// Number of the host buffer that the current repetition uses.
+    /// Index of the host buffer that the current repetition uses.
     buffer: usize,
     arrived: BTreeMap<DeviceId, u64>,
     left: BTreeMap<DeviceId, u64>,

@@ -150,9 +150,9 @@ impl Context {
     }
 
     /// Writes a probe to `file` and returns the path. If `file` is `None`, the path is the one at which later contexts find the probe by
-    /// themselves. In that case the tuning is written next to it, or an earlier tuning is removed if the probe has none; a failure to do so
-    /// is only logged. Also in that case, the call fails if no context would use the probe. This applies to a probe of virtual devices, and
-    /// to a probe from which the times on the machine cannot be predicted.
+    /// themselves. In that case the tuning is written next to the probe. If the probe has no tuning, an earlier tuning is removed. A
+    /// failure to write or remove a tuning is only logged. Also in that case, the call fails if no context would use the probe: a probe of
+    /// virtual devices, or a probe whose predictions of measured times are too inaccurate.
     pub fn store_probe(&self, report: &ProbeReport, file: Option<&Path>) -> Result<PathBuf, Error> {
         let path = file.map_or_else(|| self.place_of(&report.record), |file| Ok(file.to_owned()))?;
         write(&path, &report.to_toml()).map_err(|error| TopologyError::Unwritable { path: path.clone(), reason: error.to_string() })?;

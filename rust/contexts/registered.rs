@@ -1,5 +1,5 @@
-//! Tracks registered host memory, which is the program's own memory, pinned in place. It is pinned in pieces of fixed size, and no single
-//! copy may cross the boundary between two pieces.
+//! Tracks registered host memory: memory of the program that the context has pinned in place. It is pinned in pieces of fixed size, and no
+//! single copy may cross the boundary between two pieces.
 
 use super::batch::{Batch, Located};
 use super::error::{End, Error};
@@ -27,12 +27,13 @@ impl Registrations {
         (address - base < registration.bytes).then_some(*registration)
     }
 
-    /// Returns the number of bytes from `address` to the end of its pinned piece, or `None` if the address is not in registered memory.
+    /// Returns the number of bytes from `address` to the end of the pinned piece that contains it, or `None` if the address is not in
+    /// registered memory.
     fn reach(&self, address: u64) -> Option<u64> {
         self.at(address).map(|_| REGISTERED_PIECE - address % REGISTERED_PIECE)
     }
 
-    /// True if the `bytes` bytes at `address` are in registered memory and lie in more than one pinned piece.
+    /// True if the `bytes` bytes at `address` are in registered memory and lie in more than one separately pinned piece.
     pub fn crosses(&self, address: u64, bytes: u64) -> bool {
         self.reach(address).is_some_and(|reach| reach < bytes)
     }

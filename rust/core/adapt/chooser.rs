@@ -374,7 +374,7 @@ impl Chooser {
         self.dense();
     }
 
-    /// Makes every execution of the active variant a measurement, or every fourth execution during an alarm.
+    /// Makes every execution of the active variant a measurement, or only every fourth execution during an alarm (suspected change).
     fn dense(&mut self) {
         (self.period, self.quiet) = (if self.alarm { 4 } else { 1 }, 0);
         self.measure_at = self.measure_at.min(self.tick + self.period - 1);

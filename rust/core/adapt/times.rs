@@ -34,7 +34,7 @@ pub(super) struct Times {
     noise: f64,
     /// True if a time was added after the last detected change.
     pub fresh: bool,
-    /// Latest time in nanoseconds if it was an outlier, otherwise `None`.
+    /// Latest measured time in nanoseconds if it is an unconfirmed outlier; `None` if it is not.
     outlier: Option<u64>,
 }
 
@@ -59,7 +59,8 @@ impl Times {
         self.median
     }
 
-    /// Returns the time expected of the next execution in nanoseconds: an unconfirmed outlier if there is one, otherwise the median.
+    /// Returns the expected time of the next execution in nanoseconds. This is the latest time if it is an unconfirmed outlier, and the
+    /// median if it is not.
     pub fn expected(&self) -> u64 {
         self.outlier.unwrap_or(self.median)
     }

@@ -1,5 +1,5 @@
-//! Simulates a game in which players (ranks or streams) execute plans repeatedly and choose among the variants independently, on a machine
-//! that differs from the modelled one.
+//! Simulates players (ranks or streams) that execute plans repeatedly and independently choose among the variants of their plans, on a
+//! machine that differs from the modelled one.
 //!
 //! The duration of an execution depends on the joint choice, that is, on the variants that all players currently execute. For each joint
 //! choice and each set of active external loads (tenants), the simulator runs all players at the same time. Each player executes its plan
@@ -25,7 +25,7 @@ const ENUMERATED: usize = 81;
 /// Rank, or stream of a rank, that executes a plan repeatedly in a simulation and chooses among the variants of the plan.
 #[derive(Clone, Debug)]
 pub struct Player {
-    /// Number of the process to which the player (rank or stream) belongs. All players of a process use the same staging memory.
+    /// Identifier of the process to which the player (rank or stream) belongs. All players of a process use the same staging memory.
     pub process: usize,
     /// Transfers of the player's plan.
     pub shapes: Vec<Shape>,

@@ -160,8 +160,8 @@ mod tests {
     fn staged_bytes_draw_their_own_part_of_a_capacity() {
         let [both, own] = [[ResourceId(0)], [ResourceId(0)]];
         let mut flows = [FlowRate { staged: 1.0, ..FlowRate::new(&both) }, FlowRate::new(&own)];
-        // The capacity is 24 for staged data and 12 for other data. A rate of 8 therefore uses a capacity of 4 if the data is staged, and
-        // of 8 otherwise.
+        // The capacity is 24 for staged data and 12 for other data. A flow with the rate 8 therefore uses a capacity of 4 if its data is
+        // staged, and of 8 if it is not.
         let machine = [resource(12.0, 0.5)];
         let mut fair = MaxMin::new(&machine);
         fair.share(&mut flows);

@@ -5,7 +5,7 @@ use crate::topology::DeviceId;
 /// Record of the start and end of each operation of a run, either simulated or from device timestamps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
-    /// Title of the drawing.
+    /// Name of the run, which is the title of the drawing.
     pub name: String,
     /// True if the times are modelled; false if they were measured.
     pub modelled: bool,

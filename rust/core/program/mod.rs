@@ -133,14 +133,14 @@ impl Ring {
 pub enum Place {
     /// Position in the source of a transfer.
     Source {
-        /// Number of the transfer in the batch.
+        /// Index of the transfer in the batch.
         transfer: u32,
         /// Offset from the start of the source, bytes.
         offset: u64,
     },
     /// Position in the destination of a transfer.
     Destination {
-        /// Number of the transfer in the batch.
+        /// Index of the transfer in the batch.
         transfer: u32,
         /// Offset from the start of the destination, bytes.
         offset: u64,
@@ -149,7 +149,7 @@ pub enum Place {
     Slot {
         /// Ring that contains the slot.
         ring: RingId,
-        /// Number of the slot in the ring, from 0.
+        /// Index of the slot in the ring, from 0.
         slot: u32,
     },
 }

@@ -80,7 +80,7 @@ impl PartitionFlags {
 /// signal the internal streams of the reading rank.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ReadElsewhere {
-    /// Number of the transfer in the batch.
+    /// Index of the transfer in the batch.
     pub transfer: u32,
     /// Rank that would read the transfer.
     pub rank: u32,

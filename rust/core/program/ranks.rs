@@ -314,7 +314,7 @@ struct HistoryEvent {
     position: u32,
 }
 
-/// History of two successive steps on all ranks, with the happens-before relation of their events.
+/// History of two successive communication steps on all ranks, with the happens-before relation of their events.
 struct History<'a> {
     parts: &'a Parts,
     chains: usize,

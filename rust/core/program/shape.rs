@@ -16,8 +16,8 @@ pub struct Shape {
     pub src_kind: MemoryKind,
     /// Size of the transfer in bytes.
     pub bytes: u64,
-    /// Number of the source. Transfers of a batch with the same nonzero number read the same data. The value 0 means that no other transfer
-    /// reads the source.
+    /// Number that identifies the source among the sources of the batch. Transfers of a batch with the same nonzero number read the same
+    /// data. The value 0 means that no other transfer of the batch reads the source.
     pub source: u32,
 }
 

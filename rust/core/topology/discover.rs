@@ -127,7 +127,8 @@ pub fn topology(seen: &Seen) -> Topology {
         generation = generation.max(link.generation);
         let bandwidth = pcie_bandwidth(link);
         let group = groups.iter().position(|group| group.contains(&(index as u32)));
-        // Switch nodes follow `root0`, as in `wire_nvlinks`.
+        // Node to which the GPU's PCIe link leads: the switch of its group, or `root0` if the GPU is in no group. Switch nodes directly
+        // follow `root0`, as in `wire_nvlinks`.
         let above = group.map_or(root, |group| NodeId(root.0 + 1 + group as u32));
         wires.port(format!("gpu{index}.pcie"), NodeId(index as u32), above, LinkKind::Pcie, bandwidth, PCIE_BOTH);
     }

@@ -7,7 +7,7 @@ impl Topology {
     /// Returns this topology with only the given GPUs, in the given order: GPU `n` of the result is GPU `gpus[n]` of this topology. Links
     /// of other GPUs are removed, also from shared resources. Returns `None` if a GPU does not exist or is listed twice.
     ///
-    /// Nodes named `gpu` and a number are renamed to the new numbers, and so are shared resources whose names contain such names.
+    /// Nodes named `gpu` and a number are renamed to the new numbers. Shared resources whose names contain such names are renamed too.
     pub fn with_gpus(&self, gpus: &[u32]) -> Option<Topology> {
         let all: Vec<NodeId> = self.nodes_of(NodeKind::Gpu).collect();
         let chosen: Vec<NodeId> = gpus.iter().map(|gpu| all.get(*gpu as usize).copied()).collect::<Option<_>>()?;

@@ -125,7 +125,7 @@ struct Ports {
 }
 
 impl Ports {
-    /// Returns the ports if there are three or more GPUs and every GPU can copy to every other; otherwise `None`.
+    /// Returns the ports of the GPUs. Returns `None` if there are fewer than three GPUs, or if some GPU cannot copy to every other GPU.
     fn find(hops: &[Ends], fit: &Capacities) -> Option<Ports> {
         let peers = || hops.iter().enumerate().filter(|(_, (from, to))| !from.is_host() && !to.is_host());
         let mut gpus: Vec<DeviceId> = peers().flat_map(|(_, hop)| [hop.0, hop.1]).collect();

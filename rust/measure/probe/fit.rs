@@ -84,7 +84,7 @@ impl Shared {
         Shared { members, capacity, staged: None }
     }
 
-    /// Returns the number of bytes that `copies` move through the capacity.
+    /// Returns the number of bytes that `copies` move on the hops that share the capacity.
     pub fn load(&self, copies: &[(usize, f64)]) -> f64 {
         copies.iter().filter(|copy| self.members[copy.0]).map(|copy| copy.1).sum()
     }

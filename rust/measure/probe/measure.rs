@@ -115,8 +115,8 @@ impl<'a, H: Harness> Session<'a, H> {
             }
         }
         self.take_singles();
-        // If a hop differs from other hops of the same kind, it is measured again. The other hops do not influence its rate. Repeated
-        // measurements use at most half of the budget.
+        // If a hop differs from other hops of the same kind, it is measured again. Its rate is still computed from its own measurements.
+        // Repeated measurements use at most half of the budget.
         for index in 0..self.hops.len() {
             let kind = |hop: usize| [self.hops[hop].0.is_host(), self.hops[hop].1.is_host()];
             let mut alike: Vec<f64> = (0..self.hops.len()).filter(|hop| kind(*hop) == kind(index)).map(|hop| self.fit.rates[hop]).collect();
@@ -161,7 +161,8 @@ impl<'a, H: Harness> Session<'a, H> {
                 self.fit.rates[index] = slope(small, first, large, last);
             }
         }
-        // Links of the same type differ less than repeated measurements do.
+        // Startup times and rates of hops of one kind are levelled, because links of the same type differ less than repeated measurements
+        // do.
         let class = |&(from, to): &Ends| (from.is_host(), to.is_host());
         for class_of in [(false, false), (true, false), (false, true), (true, true)] {
             let members: Vec<usize> = (0..self.hops.len()).filter(|hop| class(&self.hops[*hop]) == class_of).collect();

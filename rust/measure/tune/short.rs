@@ -193,7 +193,8 @@ impl<S: Score> Climb<'_, '_, S> {
         Ok(())
     }
 
-    /// Doubles the chunk size while that helps; otherwise halves it while that helps.
+    /// Doubles the chunk size as long as this makes the plan faster. If doubling never helps, halves the chunk size as long as this makes
+    /// the plan faster.
     fn chunks(&mut self) -> Result<(), TuneError<S::Error>> {
         let staged = self.best.staged().filter(|(_, path)| path.mechanism == Mechanism::Copy);
         // The search starts from the chunk size of the path that moves the most bytes.

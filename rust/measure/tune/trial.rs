@@ -96,8 +96,8 @@ impl<'a, S: Score> Trials<'a, S> {
         Ok(Trial { setting, plan, seconds })
     }
 
-    /// Returns the result of a search. It is `best` if that plan is faster than the model's plan in a direct comparison, otherwise the
-    /// model's plan.
+    /// Returns the result of a search. The best plan in the result is `best` if that plan is faster than the model's plan in a direct
+    /// comparison, and the model's plan if it is not.
     pub(super) fn found(self, start: Trial, best: Trial) -> Result<Found, TuneError<S::Error>> {
         let evaluations = self.seen.len();
         let wins = best.setting != Setting::default() && self.score.duel(&start.plan, &best.plan).map_err(TuneError::Score)?.faster;
