@@ -233,8 +233,8 @@ impl NodePlan {
     }
 
     /// Publishes the stream position of step number `step` to the neighbours. Returns an error if the step could never finish, because a
-    /// neighbour has enqueued it in front of a step that comes earlier on this rank. The neighbour is notified then, and its step is
-    /// cancelled.
+    /// neighbour has enqueued the same step in front of a step of another plan that comes earlier on this rank. In this case, this rank
+    /// stops executing the plan and notifies the neighbours, so that their waits for this step end.
     fn tell_order(&self, stream: StreamHandle, step: u64, is_captured: bool) -> Result<(), Error> {
         let Some(places) = &self.places else { return Ok(()) };
         if is_captured {

@@ -1,9 +1,9 @@
 //! Executes a program (list of copy operations) by launching one CUDA graph.
 //!
 //! The graph is not captured but built from the program. It has one memcpy node per copy and one kernel node per fused kernel. The
-//! program's lanes (sequences of operations) and the field `Op::after` determine their order. The nodes of an executable graph contain
-//! memory addresses. To run the same program with other addresses, the nodes of an idle executable graph are changed (re-pointed). This
-//! takes about a microsecond per node, whereas instantiating a graph takes tens of microseconds (hardware readings, graphs).
+//! program's lanes (sequences of operations) and the field `Op::after` determine the order of the nodes. The nodes of an executable graph
+//! contain memory addresses. To run the same program with other addresses, the nodes of an idle executable graph are changed (re-pointed).
+//! This takes about a microsecond per node, whereas instantiating a graph takes tens of microseconds (hardware readings, graphs).
 //!
 //! The driver orders each launch of an executable graph after the graph's earlier launches (`cuGraphLaunch`). Using one executable graph in
 //! two streams is therefore correct but serializes the streams. For this reason, a program has as many executable graphs as run

@@ -369,13 +369,13 @@ impl Messenger {
 }
 
 impl MessageLane {
-    /// Returns a completion of all work that has been enqueued in the stream so far.
+    /// Returns a completion of all work that has been enqueued in this internal stream so far.
     pub(super) fn mark(&self, backend: &dyn Backend) -> Result<Completion, Error> {
         mark(backend, self.stream)
     }
 }
 
-/// Returns a completion of all work that has been enqueued in the stream so far.
+/// Returns a completion of all work that has been enqueued in `stream` so far.
 pub(super) fn mark(backend: &dyn Backend, stream: StreamHandle) -> Result<Completion, Error> {
     backend.mark_end(stream, &[], Report::End)?.ok_or_else(|| no_completion().into())
 }
