@@ -366,8 +366,8 @@ pub enum BackendError {
 }
 
 /// Size in bytes of the pieces in which host memory of programs is pinned. Pieces end at addresses that are multiples of this size. Drivers
-/// from version 580 on reject a call that pins 512 GiB. Several threads that pin pieces of 1 GiB take 33 ms per GiB (two H200); one call
-/// for the whole range takes 48 ms per GiB.
+/// from version 580 on reject a call that pins 512 GiB. On a machine with two H200, several threads that pin pieces of 1 GiB take 33 ms per
+/// GiB, and one call for the whole range takes 48 ms per GiB.
 pub const REGISTERED_PIECE: u64 = 1 << 30;
 
 /// Part of an error message that explains why host memory cannot be shared with other processes. All backends use the same words.
@@ -480,7 +480,8 @@ pub trait Backend: Send + Sync {
     /// Returns the allocation that contains `address`, or `None` if this backend does not know the address, as for pageable memory. Returns
     /// [`BackendError::NotSupported`] for memory that the backend knows but cannot use.
     fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError>;
-    /// Returns the amount of memory that this backend has allocated on `device` and not freed, bytes; 0 for a device that does not exist.
+    /// Returns the amount of memory that this backend has allocated on `device` and not freed, in bytes. Returns 0 for a device that does
+    /// not exist.
     fn allocated_bytes(&self, device: DeviceId) -> u64;
 
     /// Creates a stream of `device` that is not ordered relative to any other stream.
@@ -514,8 +515,8 @@ pub trait Backend: Send + Sync {
     /// work that this call has enqueued is still running.
     ///
     /// If the stream is being captured, the execution becomes part of the graph. It gets its own staging memory, which exists as long as
-    /// the graph and its executables. Launches of one captured graph must therefore be ordered, even launches of different executable
-    /// graphs; one executable graph orders its own launches. `after` is ignored if the program has staging rings.
+    /// the graph and its executables. Launches of different executable graphs of one captured graph must therefore be ordered by the
+    /// caller. Launches of one executable graph are always ordered. `after` is ignored if the program has staging rings.
     fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError>;
     /// Returns the completion of all work enqueued in `stream` so far and of the executions `after`. To do so, it enqueues an execution
     /// that copies nothing. Returns `None` if `report` is [`Report::Nothing`].

@@ -52,7 +52,7 @@ pub enum Looked {
     Failed(String),
 }
 
-/// Measures every kind of copy and returns one row for each; calls `done` with each row as soon as it is measured. `bytes` is the size of
+/// Measures every kind of copy and returns one row for each. Calls `done` with each row as soon as it is measured. `bytes` is the size of
 /// one transfer, or `None` for the default. Transfers of an all-to-all have a quarter of this size.
 pub fn look(context: &Context, bytes: Option<u64>, mut done: impl FnMut(&Row)) -> Result<Vec<Row>, Failure> {
     let on_gpus = is_on_gpus(context);

@@ -107,7 +107,7 @@ fn serve(state: &Mutex<CallbackState>, changed: &Condvar) {
         // Work often finishes soon after other work, so the polling interval starts small again after each finished work.
         round = if done.is_empty() { round + 1 } else { 0 };
         for Awaited { completion, callback } in done {
-            // The callback is the caller's code; a panic in it must not end the thread, which serves other callbacks too.
+            // The callback is code of the caller. A panic in it must not end the thread, which also serves other callbacks.
             let call = AssertUnwindSafe(|| callback(completion.map_or(Ok(()), |work| work.wait())));
             if let Err(payload) = catch_unwind(call) {
                 log::error!("a callback for finished work {}; other callbacks are still called", panics::text(payload));

@@ -1,5 +1,6 @@
 //! Chooses the variant of a plan that an execution uses, by measured times. The variants of a plan are plans for the same transfers over
-//! other paths; one of them consists of plain copies. The rule of the choice is implemented in [`adapt`](crate::adapt).
+//! other paths. One of them consists of plain copies (one direct copy for each transfer). The rule of the choice is implemented in
+//! [`adapt`](crate::adapt).
 //!
 //! Some executions are measured by two timestamps ("moments") in the caller's stream, before and after the execution. A later execution
 //! reads these timestamps without waiting. So if a program enqueues far ahead of its streams, measured times become known late.

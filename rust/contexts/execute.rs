@@ -267,8 +267,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns the error to report for a failed execution. Memory that this context did not allocate may have been freed without notice to
-    /// the backend; the error then reports that the plan's memory was freed.
+    /// Returns the error to report for a failed execution. Memory that this context did not allocate may have been freed without the
+    /// backend's knowledge. In this case the error reports that the plan's memory was freed.
     #[cold]
     fn cause(&self, error: BackendError) -> Error {
         /// CUDA_ERROR_CONTEXT_IS_DESTROYED: the device was reset, which frees all memory. The caller must see the reset as the cause.

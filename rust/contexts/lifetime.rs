@@ -88,10 +88,10 @@ pub struct Context {
     cache: Arc<Cache>,
     /// Planner options for a call with default [`PlanOptions`] if no tuning is active.
     defaults: Options,
-    /// Result of the last probe of this context, as the text of a probe file; `None` if there was no probe.
+    /// Result of the last probe (measurement of the machine) by this context, as the text of a probe file. `None` if there was no probe.
     pub(super) probed: Mutex<Option<Arc<str>>>,
-    /// Tuning (options that were found by measurements) from `MPGPU_TUNING_FILE`, or the tuning that is stored with the probe in use;
-    /// `None` if there is neither.
+    /// Tuning (options that were found by measurements) from `MPGPU_TUNING_FILE`, or the tuning that is stored with the active probe
+    /// (measurement of the machine). `None` if there is neither.
     tuning: Option<Tuning>,
     /// Execution times that earlier runs measured; `None` if no tuning is active or executions do not adapt.
     kept: Option<Arc<KeptTimes>>,

@@ -85,10 +85,10 @@ impl Context {
         Ok(report)
     }
 
-    /// Searches for planner options that are faster on the measured machine, and returns them as a tuning. Host copies are tuned by the
-    /// short search: the best engine, the number of chunks and the fraction of the data that passes through other GPUs differ between
-    /// machines, and the model does not predict them. All-to-alls are tuned by a search over paths only, because the planner by itself uses
-    /// only direct paths for them, one after the other (`docs/reference/probe.md`).
+    /// Searches for planner options that are faster on the measured machine, and returns them as a tuning. Copies from and to host memory
+    /// are tuned by the short search. Their best engine, number of chunks and fraction of the data that passes through other GPUs differ
+    /// between machines, and the model does not predict them. All-to-alls are tuned by a search over paths only, because the planner by
+    /// itself uses only direct paths for them, one after the other (`docs/reference/probe.md`).
     fn tune_probed(&self, probed: &Probed, sizes: &[u64], progress: &mut dyn FnMut(Progress)) -> Result<Tuning, TuneError<Error>> {
         let machine = Machine::new(probed.topology.clone()).map_err(|error| TuneError::Score(error.into()))?;
         // The search uses no options from the environment or from an earlier tuning.

@@ -2,9 +2,9 @@
 //! bytes.
 //!
 //! An arena is allocated with its full size when the first plan that stages data on its device is made, so that executions never allocate
-//! memory. A device on which no plan stages data needs no arena. Regions are assigned one after the other; when the end of the arena is
-//! reached, assignment starts again at its beginning. Regions of different plans may therefore overlap. Executions whose regions overlap
-//! run one after the other, whatever threads and streams they come from. So an overlap reduces concurrency but never corrupts data.
+//! memory. A device on which no plan stages data needs no arena. Regions are assigned one after the other. At the end of the arena,
+//! assignment starts again at the beginning. Regions of different plans may therefore overlap. Executions whose regions overlap run one
+//! after the other, whatever threads and streams they come from. So an overlap reduces concurrency but never corrupts data.
 //!
 //! The backend itself may reserve rings (ring buffers in staging memory) for one execution at a time ([`Backend::ordered_rings`]). Such
 //! rings are called granted. Their executions run in the order in which streams reach them, and this module does not order them. The host

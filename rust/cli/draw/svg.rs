@@ -1,6 +1,6 @@
 //! Writes SVG files. Each shape has one class, texts are escaped, and coordinates have no needless digits.
 //!
-//! The drawings need only three kinds of element. The crate `svg` would have no advantage, and would first build a tree of elements in
+//! The drawings need only three kinds of element. The crate `svg` would bring no advantage, and would first build a tree of elements in
 //! memory.
 
 use std::fmt::{Display, Write};

@@ -111,9 +111,9 @@ pub struct Chooser {
 }
 
 impl Chooser {
-    /// Creates a chooser with one variant for each entry of `known`, 1 to [`MAX_VARIANTS`] entries; further entries are ignored. An entry
-    /// is the variant's median time in an earlier run, in nanoseconds, or `None` if it is unknown. The variant with the shortest known time
-    /// is active at first. If no time is known, variant 0 is active.
+    /// Creates a chooser with one variant for each entry of `known`. There must be 1 to [`MAX_VARIANTS`] entries. Further entries are
+    /// ignored. An entry is the variant's median time in an earlier run, in nanoseconds, or `None` if it is unknown. The variant with the
+    /// shortest known time is active at first. If no time is known, variant 0 is active.
     ///
     /// `steady` is the number of executions from one measurement of the active variant to the next while nothing changes. Independent
     /// choosers on one machine need different values of `seed`. Choosers with equal seeds that receive equal reports make equal choices.

@@ -13,8 +13,8 @@
 //! - **The active variant** has the smallest median of its last 15 measured times. Another variant replaces it if it is faster by two
 //!   standard errors, and also by 2 % if it uses more of the links that others may use. The active variant is measured often at first and
 //!   after a change, then less and less often.
-//! - **Before the first measured time** is known, every execution that is not measured uses the plain copies, because a program that keeps
-//!   several copies in flight starts many executions in that time.
+//! - **Before the first measured time** is known, every execution that is not measured uses the plain copies. A program that keeps several
+//!   copies in flight starts many executions in that time.
 //! - **Tries.** A try is an execution of an inactive variant. Each execution adds 1/128 of its time to a budget. A try takes from the
 //!   budget the time that it loses compared with the active variant. After the first executions, tries cost less than 1 % of the time. If
 //!   tries cost more because of a change, later tries are made less often until their mean cost is below 1 % again. The slower a variant
@@ -37,8 +37,8 @@
 //! depend on the cost of exploring. The rule here is follow-the-leader with forced exploration under a budget, as in budgeted and
 //! "conservative" bandits (Wu et al. 2016: never below a fraction of a baseline). It restarts when a change is detected (Liu, Lee and
 //! Shroff 2018 use CUSUM; here two outliers). Several choosers each play a best response, with inertia. In congestion games (Rosenthal
-//! 1973) this ends in an equilibrium if players do not switch at the same moment; the delays prevent that. No theorem about this
-//! combination is claimed. `tests/rust/adapt.rs` simulates it in virtual time.
+//! 1973) this ends in an equilibrium if players do not switch at the same moment. The random delays make sure that they do not. No theorem
+//! about this combination is claimed. `tests/rust/adapt.rs` simulates it in virtual time.
 //!
 //! # Limits of any such rule
 //!

@@ -42,7 +42,7 @@ pub struct PathModel {
     pub first_hop: SmallVec<[Option<bool>; 8]>,
     /// Rate of the path while no other path is active, bytes/s: the minimum of capacity / weight over its resources.
     pub rate: f64,
-    /// True if chunks are staged in a GPU; false if they are staged in host memory or not staged.
+    /// True if chunks are staged in the memory of a GPU. False if they are staged in host memory, or if the path has no staging.
     pub through_gpu: bool,
     /// Fraction of the idle time between two chunks in which other paths use the idle capacity. It is 0 if no other path uses the resource
     /// that limits this path.

@@ -87,7 +87,7 @@ pub struct Lane {
     pub device: DeviceId,
     /// Other GPUs that may perform the operations instead of `device`. Switching from one GPU to another within an execution costs more
     /// than using the less suitable copy engine, so the executor may prefer the GPU of the caller's stream. For a copy between two GPUs,
-    /// this set holds the second GPU; for a kernel, it holds all GPUs of the batch. Internal streams that may run on several GPUs execute
+    /// this set holds the second GPU. For a kernel, it holds all GPUs of the batch. Internal streams that may run on several GPUs execute
     /// only individual copies and kernels, no batched copies.
     pub also: Gpus,
 }
@@ -228,8 +228,8 @@ impl Program {
         }
     }
 
-    /// Returns the pairs of GPUs between which peer access is needed, without duplicates: the GPU that performs a copy with the source and
-    /// with the destination GPU of the copy, and these two GPUs with each other.
+    /// Returns the pairs of GPUs between which peer access is needed, without duplicates. For each copy, these are the source GPU with the
+    /// destination GPU, and each of these two GPUs with every GPU that may perform the copy.
     pub fn pairs(&self, batch: &[Shape]) -> Vec<(DeviceId, DeviceId)> {
         let device = |place| self.device(batch, place);
         let mut copies = BTreeSet::new();

@@ -86,8 +86,8 @@ pub struct ReadElsewhere {
     pub rank: u32,
 }
 
-/// Internal streams that write to one transfer. The key is a rank and the number of one of its internal streams; the value is the index
-/// among the streams of the transfer.
+/// Internal streams that write to one transfer. The key consists of a rank and the number of one of the rank's internal streams. The value
+/// is the index of this stream among the streams that write to the transfer.
 type Lanes = BTreeMap<(u32, u32), u32>;
 
 /// Method by which partitions reach their destinations. Code derives the number of methods from the number of the last variant, so the last
@@ -236,12 +236,14 @@ fn raise_arrivals(parts: &mut Parts, partitions: &[Partitions], flags: &[Partiti
     }
 }
 
-/// Returns the transfer that a copy reads, with offset and size in bytes; `None` for a copy from a staging slot.
+/// Returns the index of the transfer that a copy reads, the offset in the transfer's source and the size, both in bytes. Returns `None` for
+/// a copy from a staging slot.
 fn source(copy: &Copy) -> Option<(u32, u64, u64)> {
     if let Place::Source { transfer, offset } = copy.from { Some((transfer, offset, copy.bytes)) } else { None }
 }
 
-/// Returns the transfer that a copy writes, with offset and size in bytes; `None` for a copy to a staging slot.
+/// Returns the index of the transfer that a copy writes, the offset in the transfer's destination and the size, both in bytes. Returns
+/// `None` for a copy to a staging slot.
 fn destination(copy: &Copy) -> Option<(u32, u64, u64)> {
     if let Place::Destination { transfer, offset } = copy.to { Some((transfer, offset, copy.bytes)) } else { None }
 }

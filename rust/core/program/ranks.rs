@@ -532,8 +532,8 @@ pub fn check_parts(program: &Program, batch: &RankedBatch<'_>, parts: &Parts) ->
     Ok(())
 }
 
-/// Checks that the parts keep the program's order, that successive steps do not use a slot at the same time, and that memory of a rank is
-/// accessed only between the start and the end of the rank's step.
+/// Checks that the parts keep the program's order, that successive communication steps do not use a staging slot at the same time, and that
+/// memory of a rank is accessed only between the start and the end of the rank's communication step.
 fn check_order(
     program: &Program,
     batch: &RankedBatch<'_>,

@@ -209,7 +209,8 @@ struct Slot {
 
 type Slots = BTreeMap<(u32, u32), Slot>;
 
-/// Ranges of a destination that were written. The key is the start of the range; the value is its end and the operation that wrote it.
+/// Ranges of a destination that were written. The key is the start of a range. The value is the end of the range and the operation that
+/// wrote it.
 type Written = BTreeMap<u64, (u64, u32)>;
 
 fn read(slots: &mut Slots, written: &[Written], order: &Order, op: u32, copy: &Copy) -> Result<Origin, Violation> {

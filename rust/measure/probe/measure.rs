@@ -262,8 +262,8 @@ impl<'a, H: Harness> Session<'a, H> {
         self.samples.extend(left_out);
     }
 
-    /// Measures copies that run at the same time: on pairs of hops, on larger sets in which all pairs slow each other down, on sets that
-    /// probably share hardware, and on random sets.
+    /// Measures copies that run at the same time: on pairs of hops, on larger sets in which all pairs of hops slow each other down, on sets
+    /// of hops that probably share hardware, and on random sets.
     pub fn explore(&mut self, devices: &[DeviceId]) -> Result<(), H::Error> {
         let pairs = sets::pairs(&self.hops);
         let mut late = Vec::new();

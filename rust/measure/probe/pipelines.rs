@@ -126,8 +126,8 @@ pub(super) fn chunks_via_gpu<H: Harness>(session: &mut Session<'_, H>, machine: 
 }
 
 /// Measures pipelines of several lengths while a direct copy runs that ends earlier. Each pipeline is measured with `n` chunks, the number
-/// that the model would choose, and with `2 n`. The difference is the cost of `n` chunks; if the rate changes slowly in the meantime, this
-/// affects both measurements equally. Returns the mean cost of a chunk over all lengths in seconds, and the median time in seconds that the
+/// that the model would choose, and with `2 n`. The difference between the two times is the cost of `n` chunks. If the rate changes slowly,
+/// this affects both times equally. Returns the mean cost of a chunk over all lengths in seconds, and the median time in seconds that the
 /// calling thread needs to issue an operation.
 fn each_chunk<H: Harness>(
     session: &mut Session<'_, H>,

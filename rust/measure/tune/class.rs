@@ -69,7 +69,7 @@ pub struct Class {
     pub to: Side,
     /// Number of transfers, and the way in which they connect devices.
     pub pattern: Pattern,
-    /// Rate in bytes/s of the slowest direct route among the transfers; 0 if some transfer has no direct route.
+    /// Rate in bytes/s of the slowest direct route among the transfers. The value is 0 if one of the transfers has no direct route.
     pub direct: f64,
 }
 

@@ -9,9 +9,9 @@
 //! Two outlines are searched because an outline may look poor only because of its shares: one path is faster than two if the second gets
 //! too much data. Chunks come before shares, because shares that are fitted to the wrong chunks hide the gain of better chunks.
 //!
-//! Each coordinate is varied in one direction until a step brings no gain. This finds the optimum if there is only one, and otherwise a
-//! point that is no worse than the start. The best plan must be faster than the model's plan in a direct comparison; otherwise the model's
-//! plan is kept.
+//! Each coordinate is varied in one direction until a step brings no gain. This finds the optimum if there is only one local optimum. If
+//! there are several, it finds a point that is no worse than the start. The best plan is compared directly with the model's plan. If it is
+//! not faster, the model's plan is kept.
 
 use super::error::TuneError;
 use super::score::Score;
