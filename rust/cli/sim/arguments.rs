@@ -55,7 +55,7 @@ pub struct SimArguments {
 /// Options for plans that choose their variant by measured times.
 #[derive(Args)]
 pub struct AdaptArguments {
-    /// Simulate plans that choose by measured times among variants (for example all paths, or direct copies only): one plan for all
+    /// Simulate plans that measure several variants (for example all paths, or direct copies only) and use the fastest: one plan for all
     /// transfers, or with --apart one plan for each transfer. With --window N, N copies of each plan choose separately
     #[arg(long, conflicts_with_all = ["sizes", "max_paths", "engine", "host", "resources"])]
     pub adapt: bool,
