@@ -45,7 +45,8 @@ pub struct Request {
     /// Treat transfers of equal size from one device as a broadcast of the same bytes, so that a destination may forward them
     #[arg(long)]
     pub one_source: bool,
-    /// A preset's name, a topology file, `discovered` or `probed`; by default the value of MPGPU_TOPOLOGY, else this machine, else hgx-h200
+    /// Machine to plan for: a preset's name, a topology file, `discovered` (by the driver) or `probed` (the stored probe); by default the
+    /// value of MPGPU_TOPOLOGY, else this machine, else hgx-h200
     #[arg(long)]
     pub topology: Option<String>,
 }

@@ -58,7 +58,7 @@ pub struct TuneArguments {
     /// Cases, separated by commas: d2d, h2d, d2h (one copy between GPUs, from host, to host), bidir (both directions), ring, all_to_all
     #[arg(long, value_delimiter = ',', value_name = "CASE", value_parser = case)]
     pub cases: Vec<Case>,
-    /// Bytes of each transfer, separated by commas, as in 64M; the values found apply up to half way to the next size
+    /// Bytes of each transfer, separated by commas, as in 64M; the settings found for a size apply up to half way to the next size
     #[arg(long, value_delimiter = ',', value_name = "BYTES", value_parser = tuned_size)]
     pub sizes: Vec<u64>,
     /// Try all combinations of the settings too (paths x host path x chunks x shares), and keep the best one if it is faster

@@ -250,7 +250,7 @@ impl NodeGroup {
                 Ok(())
             });
             if let Err(error) = mapped {
-                log::debug!("flags of rank {taker} are in host memory, because this rank cannot access its GPU: {error}");
+                log::debug!("flags of rank {taker} are in host memory, because this rank cannot access the GPU of rank {taker}: {error}");
             }
         }
         Some(small)

@@ -262,13 +262,13 @@ fn check(hellos: &[Hello], own: usize) -> Result<(), Error> {
         let refuse = |reason: String| Err(Error::RankFailed { rank, reason });
         if there.version != here.version {
             return refuse(format!(
-                "the rank is linked with mpgpu {}, and this rank with {}: link all ranks with the same version",
+                "that rank is linked with mpgpu {}, but this rank with {}: link all ranks with the same version",
                 there.version, here.version
             ));
         }
         if there.backend != here.backend {
             return refuse(format!(
-                "the rank runs on the {} backend, but this rank on {}: set the same MPGPU_BACKEND on all ranks",
+                "that rank runs on the {} backend, but this rank on {}: set the same MPGPU_BACKEND on all ranks",
                 there.backend, here.backend
             ));
         }

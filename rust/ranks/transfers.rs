@@ -126,9 +126,8 @@ pub(super) fn check_own(transfers: &[NodeTransfer], own: u32, ranks: u32) -> Res
         };
         if !is_own {
             let (from, to) = (src.rank, dst.rank);
-            let reason = format!(
-                "goes from rank {from} to rank {to}, but this is rank {own}: a rank passes only transfers that it sends or receives"
-            );
+            let reason =
+                format!("goes from rank {from} to rank {to}, but this is rank {own}: pass only transfers that this rank sends or receives");
             return refuse(index, reason);
         }
     }

@@ -17,16 +17,16 @@ use std::time::Instant;
 
 #[derive(Args)]
 pub struct ProbeArguments {
-    /// Write the topology to this file instead of the place where contexts find it by default. Skips tuning
+    /// Write the topology to this file instead of the place where contexts find it by default. No tuning follows
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Print the topology and write no file. Skips tuning
+    /// Print the topology and write no file. No tuning follows
     #[arg(long, conflicts_with = "output")]
     pub stdout: bool,
     /// Print the result as JSON instead of tables, with every measurement
     #[arg(long, conflicts_with = "stdout")]
     pub json: bool,
-    /// Make fewer and shorter measurements, for a first look. Skips tuning
+    /// Make fewer and shorter measurements, for a first look. No tuning follows
     #[arg(long)]
     pub quick: bool,
     /// Afterwards compare predictions with measurements: plans of several kinds and sizes, each predicted from the probe alone

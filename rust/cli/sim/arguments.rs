@@ -11,7 +11,8 @@ pub struct SimArguments {
     /// SOURCE:DESTINATION:BYTES as for `mpgpu plan`, or SOURCE:DESTINATION with --sizes
     #[arg(required = true)]
     pub transfers: Vec<Pair>,
-    /// A preset's name, a topology file, `discovered` or `probed`; by default the value of MPGPU_TOPOLOGY, else this machine, else hgx-h200
+    /// Machine to simulate: a preset's name, a topology file, `discovered` (by the driver) or `probed` (the stored probe); by default the
+    /// value of MPGPU_TOPOLOGY, else this machine, else hgx-h200
     #[arg(long)]
     pub topology: Option<String>,
     /// Bytes of each transfer: 1M,64M, or 1M..512M for every power of two between

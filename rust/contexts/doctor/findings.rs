@@ -221,7 +221,8 @@ fn modes(cuda: &gpus::GpuFacts) -> Vec<Finding> {
         found.push(not_well(Refused, "mode", format!("compute mode of {gpus} is Prohibited: no process can use it"), remedy));
     }
     if let Some(gpus) = list(cuda, |gpu| gpu.mode == Mode::Exclusive) {
-        let line = format!("compute mode of {gpus} is Exclusive_Process: one rank can use it, and plans of others cannot relay through it");
+        let line =
+            format!("compute mode of {gpus} is Exclusive_Process: one rank can use it, and plans of other ranks cannot relay through it");
         found.push(not_well(Slow, "mode", line, "an administrator sets it: nvidia-smi -c DEFAULT; or use MPS"));
     }
     if found.is_empty() {
@@ -233,7 +234,9 @@ fn modes(cuda: &gpus::GpuFacts) -> Vec<Finding> {
 fn mps(mps: &Mps, cuda: &gpus::GpuFacts) -> Vec<Finding> {
     let serves = cuda.gpus.iter().any(|gpu| gpu.is_mps);
     let mut found = vec![match (serves, mps.has_daemon) {
-        (true, _) => well("mps", format!("active for this process ({}); a fault in one client ends the contexts of all", mps.directory)),
+        (true, _) => {
+            well("mps", format!("active for this process ({}); a fault in one client ends the contexts of all clients", mps.directory))
+        }
         (false, true) => well("mps", format!("a daemon runs at {}, but not for the GPUs of this process", mps.directory)),
         (false, false) => well("mps", "none"),
     }];
@@ -388,7 +391,9 @@ fn host_memory(host: &HostFacts) -> Vec<Finding> {
     }
     let (all, usable) = host.nodes;
     if usable < all {
-        let line = format!("this process may use {usable} of {all} NUMA nodes: all its host buffers share their bandwidth");
+        let line = format!(
+            "this process may use {usable} of {all} NUMA nodes: all host buffers of the process share the bandwidth of these nodes"
+        );
         let remedy =
             "where host copies of several GPUs matter, do not bind ranks to one node (mpirun --bind-to none, srun --cpu-bind=none)";
         found.push(not_well(Slow, "memory", line, remedy));
@@ -410,7 +415,7 @@ fn host_memory(host: &HostFacts) -> Vec<Finding> {
 fn limits(limits: &Limits) -> Vec<Finding> {
     let mut found = Vec::new();
     if let Some(files) = limits.files.filter(|files| *files < FEW_FILES) {
-        let line = format!("ulimit -n is {files}: each import of shared memory needs a descriptor");
+        let line = format!("ulimit -n is {files}: each import of shared memory needs a file descriptor");
         found.push(not_well(Slow, "limits", line, "ulimit -n 65536; container: --ulimit nofile=65536"));
     }
     if let Some(bytes) = limits.file_bytes.filter(|bytes| *bytes < SMALL_FILE) {

@@ -74,7 +74,10 @@ impl Topology {
                 }
             }
             if link.from == link.to {
-                return refuse(format!("{} joins a node to itself; copies inside a device need no link, remove it", entry()));
+                return refuse(format!(
+                    "{} connects a node of the topology to itself; copies inside a device need no link, so remove it",
+                    entry()
+                ));
             }
             if !seen.insert((link.from, link.to, link.kind.name())) {
                 let remedy = "add the bandwidths up into one link, or give the second another kind";
@@ -162,7 +165,7 @@ impl Topology {
             None => Ok(first),
             Some(&second) => {
                 let [first, second] = [first, second].map(|id| self.full_link_name(&self.links[id.0 as usize]));
-                refuse(format!("{}: {} could be {first} or {second}; name the one meant", entry(), quoted()))
+                refuse(format!("{}: {} could be {first} or {second}; give a unique name", entry(), quoted()))
             }
         }
     }

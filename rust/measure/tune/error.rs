@@ -42,7 +42,8 @@ pub enum TuningError {
     Foreign { made_for: String, made_digest: String, in_force: String, digest: String },
     /// The tuning was measured on another backend than the active one.
     #[error(
-        "the tuning was made on the {made_on} backend, but this is the {backend} backend, which has other times: tune again here \
+        "the tuning was made on the {made_on} backend, but this is the {backend} backend, on which copies take other times: tune again \
+         here \
          (`mpgpu tune --output FILE`), or unset MPGPU_TUNING_FILE"
     )]
     Backend { made_on: &'static str, backend: String },

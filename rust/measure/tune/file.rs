@@ -154,7 +154,9 @@ pub fn parse(text: &str) -> Result<Tuning, TuningError> {
         let line = lines.of(entry.span().start);
         let tuned = class(&lines, entry.into_inner())?;
         if let Some((earlier, _)) = classes.iter().find(|(_, known)| known.class.is_like(&tuned.class)) {
-            return Err(TuningError::Invalid(format!("line {line}: this class equals the one in line {earlier}; remove one of them")));
+            return Err(TuningError::Invalid(format!(
+                "line {line}: this class of transfers equals the class in line {earlier}; remove one of them"
+            )));
         }
         classes.push((line, tuned));
     }
