@@ -370,7 +370,7 @@ pub enum BackendError {
 /// GiB, and one call for the whole range takes 48 ms per GiB.
 pub const REGISTERED_PIECE: u64 = 1 << 30;
 
-/// Part of an error message that explains why host memory cannot be shared with other processes. All backends use the same words.
+/// Part of an error message that explains why host memory cannot be shared with other processes. All backends use the same text.
 pub const HOST_MEMORY_IS_SHARED_BY: &str =
     "the memory is host memory that was not allocated for other processes; allocate it as memory shared between processes";
 

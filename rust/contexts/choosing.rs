@@ -170,7 +170,8 @@ impl SharedChoice {
     /// predicts for the first variant. `kept` holds measurements of an earlier run, which are used only if they cover the same number of
     /// variants.
     pub fn new(variants: usize, predicted: f64, kept: Option<&KeptShape>) -> SharedChoice {
-        // A random seed, so that contexts and processes on one machine do not try other variants at the same moments.
+        // The seed is random, so that contexts and processes on one machine do not make trial executions of other variants at the same
+        // time.
         let seed = std::hash::RandomState::new().hash_one(variants);
         let kept = kept.filter(|kept| kept.medians.len() == variants).cloned();
         let known = kept.as_ref().map_or_else(|| vec![None; variants], |kept| kept.medians.clone());

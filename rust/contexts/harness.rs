@@ -111,7 +111,7 @@ impl<'a> TransferHarness<'a> {
         of_device.map(|arenas| arenas[buffer % arenas.len()]).ok_or(BackendError::InvalidDevice(device.0))
     }
 
-    /// Returns a view of `words` 8-byte words of host memory at `address`. `first` is the number of the first word in the test pattern.
+    /// Returns a view of `words` 8-byte words of host memory at `address`. `first` is the index of the first word in the test pattern.
     fn words(&self, address: u64, first: u64, words: u64) -> Words<'_> {
         debug_assert!(self.memory.iter().filter(|(device, _)| device.is_host()).flat_map(|(_, arenas)| arenas).any(|arenas| {
             let inside = |base: u64| base <= address && address + words * 8 <= base + self.room;

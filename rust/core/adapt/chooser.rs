@@ -5,8 +5,8 @@ use super::times::{News, Times};
 /// Maximum number of variants of a plan.
 pub const MAX_VARIANTS: usize = 4;
 
-/// Fraction of the elapsed time that trial executions of inactive variants (tries) may cost. The intended limit is 1 %; the difference
-/// covers tries that cost more than expected.
+/// Fraction of the elapsed time that trial executions of inactive variants may cost. The goal is 1 %. The value is lower, because some
+/// trial executions cost more than expected.
 const TRIES: f64 = 1.0 / 128.0;
 
 /// Maximum time that the budget for trial executions can accumulate, as a multiple of the active variant's execution time.
@@ -156,7 +156,7 @@ impl Chooser {
     pub fn among_others(variants: usize, steady: u32, seed: u64) -> Chooser {
         let mut chooser = Chooser::new(&vec![None; variants], steady, seed);
         (chooser.in_force, chooser.alarm, chooser.free) = (chooser.variants - 1, false, 0);
-        // The variants are tried one after the other, so that the cost of a try is known before the next try.
+        // The trial executions of the variants are made one after the other, so that the cost of one is known before the next.
         let mut at = 0;
         for variant in (0..chooser.in_force).rev() {
             at += chooser.around(OVERDUE);
@@ -208,7 +208,7 @@ impl Chooser {
         self.variants
     }
 
-    /// Returns the index of the active variant, which all executions except tries use.
+    /// Returns the index of the active variant, which all executions except trial executions use.
     pub fn in_force(&self) -> usize {
         self.in_force
     }
@@ -275,7 +275,7 @@ impl Chooser {
         let unit = self.unit();
         let cost = match times.count() {
             0 if self.tick <= self.free => 0.0,
-            // The cost of a try of an unmeasured variant must be known before another unmeasured variant is tried.
+            // While an unmeasured variant has a trial execution whose time is not known yet, no other unmeasured variant gets one.
             0 if self.pending.iter().any(Option::is_some) => return None,
             0 => unit,
             _ => self.cost_of(times.expected()),

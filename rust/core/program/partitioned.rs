@@ -207,10 +207,12 @@ pub fn add_partition_flags(
     Ok(flags)
 }
 
-/// Makes steps set the arrival flags. For each partition and each internal stream that writes to the partition, the last writing step of
-/// this stream sets its arrival flag. One of these steps also sets the flags of internal streams that write nothing to the partition.
+/// Makes operations set the arrival flags. For each partition and each internal stream that writes to the partition, the last operation of
+/// the stream that writes to the partition sets the stream's arrival flag. One of these operations also sets the flags of internal streams
+/// that write nothing to the partition.
 fn raise_arrivals(parts: &mut Parts, partitions: &[Partitions], flags: &[PartitionFlags], writers: &[Lanes]) {
-    // Last step that writes to the partition of each arrival flag: rank and index of the step.
+    // Last operation that writes to the partition of each arrival flag. The key is the flag. The value holds the rank and the index of the
+    // operation in [`Part::steps`].
     let mut last: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
     for (rank, part) in (0..).zip(&parts.parts) {
         for (number, step) in (0..).zip(&part.steps) {

@@ -47,7 +47,7 @@ pub struct Flag {
 /// Operation that one rank executes in each communication step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PartStep {
-    /// Operation of the program that this step executes, entirely or in part.
+    /// Operation of the program that the rank executes, entirely or in part.
     pub op: OpId,
     /// Lane (internal stream) on which the operation runs, as an index into [`Part::lanes`].
     pub lane: u32,
@@ -183,7 +183,8 @@ pub fn divide(program: &Program, batch: &RankedBatch<'_>) -> Parts {
     // Index of each rank's internal stream, by the rank and the program's internal stream.
     let mut lanes: BTreeMap<(u32, LaneId), u32> = BTreeMap::new();
     let mut states: BTreeMap<(u32, u32), LaneState> = BTreeMap::new();
-    // Steps ([`PartStep`]) into which each operation of the program is divided: the rank, and the index of the step.
+    // Per-rank operations ([`PartStep`]) into which each operation of the program is divided. Each entry holds the rank and the index in
+    // [`Part::steps`].
     let mut pieces: Vec<SmallVec<[(u32, u32); 1]>> = Vec::with_capacity(program.ops.len());
     // Index of the last operation of each internal stream that uses each staging slot. The operations on a slot are ordered by an internal
     // stream.
@@ -215,8 +216,9 @@ pub fn divide(program: &Program, batch: &RankedBatch<'_>) -> Parts {
                 copies,
                 raises: SmallVec::new(),
             };
-            // Ranks whose memory the step accesses must have reached the step. The first access to a slot also waits for all ranks that use
-            // the slot, because they have then finished with the data of the previous step. Later accesses follow the first.
+            // Ranks whose memory the operation accesses must have reached the communication step. The first access to a staging slot also
+            // waits for all ranks that use the slot, because they have then finished with the data of the previous communication step.
+            // Later accesses to the slot come after the first one.
             let touched: BTreeSet<u32> = step.copies.iter().flat_map(|copy| batch.touched(copy)).filter(|other| *other != rank).collect();
             let of_slots: BTreeSet<u32> = step.copies.iter().flat_map(slots).filter_map(|slot| users.remove(&slot)).flatten().collect();
             for other in touched.iter().copied().chain(of_slots) {
@@ -305,10 +307,12 @@ pub enum PartViolation {
     OutsideStep { op: u32, rank: u32, owner: u32 },
 }
 
-/// Event in the history of two successive steps: the start or end of a step on one rank, or one of its operations.
+/// Event in the history of two successive communication steps. An event is the start or the end of a communication step on one rank, or an
+/// operation of one rank.
 #[derive(Copy, Clone)]
 struct HistoryEvent {
-    /// Chain of the event: the sequence of events of one internal stream, or of the starts and ends of the steps on one rank.
+    /// Index of the chain to which the event belongs. A chain is the sequence of the events of one internal stream, or of the starts and
+    /// ends of the communication steps on one rank.
     chain: usize,
     /// Position of the event in its chain, from 1.
     position: u32,
@@ -318,8 +322,8 @@ struct HistoryEvent {
 struct History<'a> {
     parts: &'a Parts,
     chains: usize,
-    /// Index of the first event chain of each rank. A rank has one chain for the starts and ends of its steps, followed by one chain for
-    /// each of its internal streams.
+    /// Index of the first event chain of each rank. A rank has one chain for the starts and ends of its communication steps, followed by
+    /// one chain for each of its internal streams.
     first_chain: Vec<usize>,
     events: Vec<HistoryEvent>,
     /// Events that directly precede each event.
@@ -327,8 +331,8 @@ struct History<'a> {
     /// Vector clocks: `clocks[event * chains + chain]` is the number of events of the chain that are sure to have happened when the event
     /// begins, including the event itself.
     clocks: Vec<u32>,
-    /// Index of the event that starts step 0 on each rank. The rank's operations follow, then the end of the step, then the same events of
-    /// step 1.
+    /// Index of the event that starts communication step 0 on each rank. The events of the rank's operations follow, then the end of this
+    /// communication step, and then the same events for communication step 1.
     first_event: Vec<usize>,
 }
 
@@ -487,7 +491,8 @@ pub fn check_parts(program: &Program, batch: &RankedBatch<'_>, parts: &Parts) ->
     if parts.parts.len() != batch.ranks as usize {
         return Err(PartViolation::PartCount { parts: parts.parts.len(), ranks: batch.ranks });
     }
-    // Steps ([`PartStep`]) into which each operation of the program is divided: the rank, and the index of the step.
+    // Per-rank operations ([`PartStep`]) into which each operation of the program is divided. Each entry holds the rank and the index in
+    // [`Part::steps`].
     let mut pieces: Vec<Vec<(usize, u32)>> = vec![Vec::new(); program.ops.len()];
     for (rank, part) in parts.parts.iter().enumerate() {
         // Each part must keep the order of the program. The operation that comes first among all ranks can then always run, even if one

@@ -17,7 +17,7 @@ use crate::topology::Machine;
 pub enum Search {
     /// Searches only for the best set of paths. The model decides which part of the data each path gets (share) and the number of chunks.
     Paths,
-    /// Starts from the model's plan and varies one parameter (coordinate) at a time.
+    /// Starts from the model's plan and varies one parameter of the plan at a time.
     Short,
     /// Makes the short search, and also scores the whole grid of settings for comparison.
     Both,

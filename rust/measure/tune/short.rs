@@ -9,7 +9,7 @@
 //! Two outlines are searched because an outline may look poor only because of its shares: one path is faster than two if the second gets
 //! too much data. Chunks come before shares, because shares that are fitted to the wrong chunks hide the gain of better chunks.
 //!
-//! Each coordinate is varied in one direction until a step brings no gain. This finds the optimum if there is only one local optimum. If
+//! Each parameter is varied in one direction as long as that brings a gain. This finds the optimum if there is only one local optimum. If
 //! there are several, it finds a point that is no worse than the start. The best plan is compared directly with the model's plan. If it is
 //! not faster, the model's plan is kept.
 
