@@ -150,7 +150,8 @@ pub(super) fn versioned<T: Versioned>(pointer: *const T, name: Name) -> Result<T
     let rest = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>().add(known), size - known) };
     if rest.iter().any(|byte| *byte != 0) {
         let message = format!(
-            "{}->size is {size}, but this library's {} has {} bytes and a field beyond them is set; use a library at least as new as its header",
+            "{}->size is {size}, but in this library {} has {} bytes, and the program has set a field after these bytes; use a library that \
+             is at least as new as the header",
             spell(name),
             T::NAME,
             size_of::<T>()
