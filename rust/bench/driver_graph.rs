@@ -113,7 +113,7 @@ impl Drop for DriverGraph {
     }
 }
 
-/// Returns the CUDA stream of a stream handle of a context on the CUDA backend.
+/// Returns the CUDA stream that a stream handle of a context on the CUDA backend represents.
 pub fn raw(stream: StreamHandle) -> sys::CUstream {
     with_exposed_provenance_mut(stream.0)
 }

@@ -20,7 +20,7 @@ pub const LOOKS: [(&str, &str); 8] = [
     ("d2h_pageable", "GPU 0 to pageable host memory"),
 ];
 
-/// Default size of one transfer in bytes.
+/// Default size in bytes of one transfer in the overview of `mpgpu bench`.
 const BYTES: u64 = 256 << 20;
 
 /// One line of the overview.

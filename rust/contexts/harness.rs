@@ -105,7 +105,8 @@ impl<'a> TransferHarness<'a> {
         }
     }
 
-    /// Returns the source and destination memory of a device for the repetition with number `buffer`.
+    /// Returns the source and destination memory of a device. `buffer` is the index of the buffer, modulo the number of buffers of the
+    /// device.
     fn arenas(&self, device: DeviceId, buffer: usize) -> Result<Arenas, BackendError> {
         let of_device = self.memory.get(&device).filter(|arenas| !arenas.is_empty());
         of_device.map(|arenas| arenas[buffer % arenas.len()]).ok_or(BackendError::InvalidDevice(device.0))

@@ -37,7 +37,7 @@ const MOST_ARROWS: usize = 160;
 
 /// Contents of a chart other than its timeline.
 pub struct Chart<'a> {
-    /// Lines of text below the title.
+    /// Lines of text below the title of the chart.
     pub notes: &'a [String],
     /// True if dependencies between operations are drawn as arrows.
     pub arrows: bool,

@@ -96,7 +96,7 @@ type Lanes = BTreeMap<(u32, u32), u32>;
 pub enum PartitionMove {
     /// The program moves each partition as soon as it is ready.
     Early,
-    /// The program moves all partitions after their producers, in stream order. Arrivals are not signalled.
+    /// The program moves all partitions after the kernels that compute the data (producers), in stream order. Arrivals are not signalled.
     After,
     /// The kernels that compute the data (producers) store it at the destination, so the program copies nothing.
     Stored,

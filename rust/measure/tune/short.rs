@@ -2,9 +2,9 @@
 //!
 //! First the search varies the paths: it adds or removes one path at a time, and disables the host path. Each such plan is called an
 //! outline. Then, for the best two outlines, it varies the chunk size by factors of two from the model's size, and the share of the data
-//! that each path gets. The model's shares are multiplied by weights. These are searched by bracketing and golden section on a logarithmic
-//! scale, first for all staged paths together and then for each kind of path separately. All this is repeated once if the first pass
-//! changed something.
+//! that each path gets. The model's shares are multiplied by factors. The factors are searched by bracketing and golden section on a
+//! logarithmic scale, first for all staged paths together and then for each kind of path separately. All this is repeated once if the first
+//! pass changed something.
 //!
 //! Two outlines are searched because an outline may look poor only because of its shares: one path is faster than two if the second gets
 //! too much data. Chunks come before shares, because shares that are fitted to the wrong chunks hide the gain of better chunks.
@@ -23,8 +23,8 @@ use crate::topology::DeviceId;
 
 /// Maximum number of passes over all parameters that the search varies.
 const ROUNDS: usize = 2;
-/// Fraction by which the search first changes the factor of a path's share of the data. It is larger than the difference between measured
-/// and modelled shares (docs/reference/model.md: 10 % compared with 11.3 %).
+/// First change, as a fraction, of the factor by which the share of the data of a path is multiplied. It is larger than the difference
+/// between measured and modelled shares (docs/reference/model.md: 10 % compared with 11.3 %).
 const FIRST_STEP: f64 = 0.15;
 /// Number of golden-section steps within a bracket (interval that contains the optimum). Four steps narrow a bracket of ± 15 % to ± 2 %.
 const SECTIONS: usize = 4;
@@ -214,7 +214,7 @@ impl<S: Score> Climb<'_, '_, S> {
     }
 }
 
-/// Kind of memory in which a path is staged. Each kind has its own weight.
+/// Kind of memory in which a path is staged. For each kind, the search finds a separate factor for the shares of the data.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Staged {
     Host,

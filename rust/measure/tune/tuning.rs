@@ -103,7 +103,7 @@ pub struct PartitionTuning {
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartitionTrial {
-    /// Mover of the partitions: copy engines or the producing kernel.
+    /// Mover of the partitions: copy engines, or the kernel that computes the data (producer).
     pub mover: PartitionMover,
     /// Number of partitions of each transfer in the trial.
     pub count: u32,
@@ -118,11 +118,11 @@ pub struct PartitionTrial {
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PartitionMover {
-    /// Mover (copy engines or the producing kernel) that an adaptive plan has found to be faster.
+    /// Mover that an adaptive plan has found to be faster: copy engines, or the kernel that computes the data (producer).
     Automatic,
     /// Copy engines move each partition.
     CopyEngine,
-    /// The producing kernel moves each partition itself.
+    /// The kernel that computes the data (producer) moves each partition itself.
     Producer,
 }
 
