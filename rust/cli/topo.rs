@@ -16,8 +16,8 @@ const LARGE: u64 = 1 << 30;
 
 #[derive(Args)]
 pub struct TopoArguments {
-    /// A preset's name, a topology file, `discovered` or `probed`; by default the value of MPGPU_TOPOLOGY, else this machine, else the
-    /// presets
+    /// Machine to show: a preset's name, a topology file, `discovered` (by the driver) or `probed` (the stored probe); by default the value
+    /// of MPGPU_TOPOLOGY, else this machine, else the presets
     pub topology: Option<String>,
     /// List the presets
     #[arg(long, conflicts_with_all = ["topology", "toml", "svg"])]

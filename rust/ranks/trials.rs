@@ -247,6 +247,6 @@ impl CandidateTrials<'_, '_> {
 /// Destroys the plan of a candidate (agent with a number of partitions). The plan's errors were reported before and are ignored here.
 fn end(plan: &NodePlan) {
     if let Err(error) = plan.destroy() {
-        log::debug!("could not destroy the plan of a candidate: {error}");
+        log::debug!("could not destroy a plan that was made for a trial: {error}");
     }
 }
