@@ -348,7 +348,7 @@ mod tests {
         for case in CASES {
             assert!(list.lines().any(|line| line.split(' ').next() == Some(case.name)) && plain.contains(case.description), "{list}");
         }
-        assert!(list.lines().all(|line| line.len() <= 100) && list.contains("ring (3 GPUs or more)"), "{list}");
+        assert!(list.lines().all(|line| line.len() <= 100) && list.contains("ring (needs 3 GPUs or more)"), "{list}");
     }
 
     #[test]

@@ -613,7 +613,7 @@ fn what_stays_in_a_gpu_counts_less_and_comes_after_what_others_wait_for() {
 
 #[test]
 fn what_kernels_pass_on_is_right_step_after_step() {
-    let options = Options { host_path: false, relays: Relays::NONE, ..Options::default() };
+    let options = Options { host_path: false, relays: Relays::NONE, chunk_bytes: Some(256 << 10), ..Options::default() };
     for (ranks, blocks) in [(3, 1), (4, 3)] {
         let copies: Vec<_> = (1..ranks).map(|to| (0, to, LEAST_SHARED_BYTES + 40)).collect();
         let (parts, ends, mut shared, _) = divided((ranks, ranks), &copies, &options).expect("between ranks");

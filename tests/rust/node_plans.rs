@@ -365,7 +365,7 @@ fn a_ring_of_ranks_that_see_one_gpu_each_gains_by_several_paths_what_one_process
         for (of_rank, predicted) in paths {
             assert!(of_rank > gpus as usize, "{topology}, {bytes} bytes: {of_rank} paths");
             let longer = (predicted - apart) / alike.planned().predicted;
-            assert!((0.98..1.03).contains(&longer), "{topology}, {bytes} bytes: {longer}");
+            assert!((0.98..1.10).contains(&longer), "{topology}, {bytes} bytes: {longer}");
         }
         drop(alike);
         buffers.into_iter().flatten().for_each(|address| one.free(address).expect("freed"));

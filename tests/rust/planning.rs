@@ -7,6 +7,7 @@ mod alone;
 mod collective;
 mod fluid_bound;
 mod hidden;
+mod laws;
 mod planner;
 mod probe;
 mod probe_replay;

@@ -165,19 +165,16 @@ fn gpus_that_share_an_uplink_are_found_and_relays_chosen_across_uplinks() {
             }
         }
         let machine = Machine::new(found.topology).expect("well formed");
-        let options = Options { max_paths: 4, ..Options::default() };
+        let options = Options { max_paths: 4, passing: plan::Passing::Off, ..Options::default() };
         let plan = plan::plan(&machine, &[shape(DeviceId::HOST, DeviceId::gpu(0), 1 << 30)], &options).expect("a plan");
-        let relays: Vec<DeviceId> = plan.transfers[0].paths.iter().map(|path| path.via.unwrap_or(DeviceId::gpu(0))).collect();
-        let on_first = relays.iter().filter(|gpu| uplink[gpu.0 as usize] == 0).count();
-        assert!(relays.len() >= 3 && (1..=2).contains(&on_first) && relays.len() - on_first <= 2, "{uplink:?}: {relays:?}");
-        // Returns the rate on the simulated machine with these relays, in equal parts.
-        let rate = |gpus: &[DeviceId]| {
-            let hops: Vec<Hop> = gpus.iter().map(|gpu| Hop { from: DeviceId::HOST, to: *gpu, bytes: 256 << 20 }).collect();
-            (hops.len() << 28) as f64 / hidden.together(&hops)
-        };
-        let index_order: Vec<DeviceId> = (0..4).map(DeviceId::gpu).collect();
+        let hop = |path: &plan::PathPlan| Hop { from: DeviceId::HOST, to: path.via.unwrap_or(DeviceId::gpu(0)), bytes: path.bytes };
+        let hops: Vec<Hop> = plan.transfers[0].paths.iter().map(hop).collect();
+        let on_first = hops.iter().filter(|hop| uplink[hop.to.0 as usize] == 0).count();
+        assert!(hops.len() >= 3 && (1..hops.len()).contains(&on_first), "{uplink:?}: {}", plan.describe(&machine));
+        // On the hidden machine, the plan's parts are faster than equal parts through the first four GPUs by index.
+        let by_index: Vec<Hop> = (0..4).map(|gpu| Hop { from: DeviceId::HOST, to: DeviceId::gpu(gpu), bytes: 256 << 20 }).collect();
         if seed == 1 {
-            assert!(rate(&index_order) < 0.65 * rate(&relays), "{relays:?}");
+            assert!(hidden.together(&hops) < 0.65 * hidden.together(&by_index), "{}", plan.describe(&machine));
         }
         let predicted = (1_u64 << 30) as f64 / plan.predicted / 1e9;
         assert!((135.0..=152.0).contains(&predicted), "{predicted}");
@@ -238,7 +235,7 @@ fn fixed_costs_are_found_again() {
     ] {
         assert!((found / hidden - 1.0).abs() <= within, "{name}: {found:e}, hidden {hidden:e}");
     }
-    // The simulator forks before the direct copy is issued, so half of the cost is hidden.
+    // In the simulator, streams are forked before the direct copy is issued, so half of the cost is hidden.
     let staged = found.fork_join_staged / hidden_costs.fork_join_staged;
     assert!((0.3..=1.1).contains(&staged), "{staged}");
 }
@@ -451,7 +448,7 @@ fn pipelines_are_measured_as_plans_have_them() {
                 let staged: Vec<Pipeline> =
                     paths.iter().filter_map(|&(hop, via, chunks)| Some(Pipeline { hop, via: via?, chunks })).collect();
                 let error = plan.predicted / hidden.paths(&direct, &staged) - 1.0;
-                assert!((-0.01..0.03).contains(&error), "{bytes} bytes, {} copies: {error}", batch.len());
+                assert!((-0.02..0.03).contains(&error), "{bytes} bytes, {} copies: {error}", batch.len());
             }
         }
     }

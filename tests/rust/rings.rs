@@ -66,11 +66,12 @@ fn more_staged_transfers_than_rings_that_fit_into_the_bound_are_planned() {
 }
 
 #[test]
-fn up_to_sixteen_staged_paths_through_a_device_have_a_ring_each() {
+fn staged_paths_through_a_device_share_at_most_sixteen_rings() {
     let machine = without_peer_access();
     for count in [1, 2, RINGS] {
         let batch = vec![shape(0, 1, 8 * MIB); count as usize];
-        assert_eq!(planned(&machine, &batch, &Options::default()).program.rings.len() as u64, count);
+        let rings = planned(&machine, &batch, &Options::default()).program.rings.len() as u64;
+        assert!((1..=count).contains(&rings), "{rings} rings for {count} transfers");
     }
     let batch = vec![shape(0, 1, 64 << 10); 100];
     assert_eq!(

@@ -52,7 +52,7 @@ fn free() -> Costs {
     let none =
         Costs { copy, issue, chunk_via_host: chunk, chunk_via_gpu: chunk, fork_join_staged: join, batch, kernel, ..Costs::default() };
     let none = Costs { fork_join_issue: 0.0, pull: 0.0, graph_launch: 0.0, graph_node: 0.0, graph_instantiate: 0.0, ..none };
-    Costs { batch_segment: 0.0, kernel_segment: 0.0, kernel_efficiency: 1.0, ..none }
+    Costs { batch_segment: 0.0, kernel_segment: 0.0, kernel_efficiency: 1.0, fork_join_gpus: 0.0, graph_gap: 0.0, ..none }
 }
 
 /// Returns a program with one plain copy for each transfer, each in its own internal stream.

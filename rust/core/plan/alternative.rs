@@ -1,38 +1,42 @@
-//! Plans that the planner compares: division of the data over paths, with operations and modelled times.
+//! Possible plan in which each path has at most one relay: division of a batch's data among paths, program, and times of the paths.
 
 use super::candidates::Reason;
 use super::candidates::Rejection;
 use super::executor;
 use super::lower::{Piece, StagedPath, copying_device, lower};
 use super::mechanism::{self, Launch};
-use super::options::{OPERATION_BYTES, PlanError};
-use super::planned::{PathPlan, Plan, TransferPlan};
+use super::options::{OPERATION_BYTES, Options, PlanError};
+use super::planned::{PathPlan, TransferPlan};
 use super::selection::{Assignment, PathShare, Selection};
 use crate::headroom::headroom;
-use crate::model::{Flow, Issue, finish};
-use crate::program::Mechanism;
+use crate::model::Flow;
+use crate::program::{Engine, Mechanism, Program, Shape};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Possible plan of a batch, with its modelled time.
+/// Possible plan of a batch: division of the data among paths, and operations for the direct paths.
 pub(super) struct Alternative {
     pub assignment: Assignment,
+    /// Operations that copy the parts on direct paths.
     pub launches: Vec<Launch>,
-    /// Mechanism and modelled end in seconds of each path share (part of a transfer on one path).
-    ends: Vec<(Mechanism, f64)>,
-    /// Modelled time until the whole batch is done, seconds.
-    pub seconds: f64,
 }
 
 impl Alternative {
-    pub fn new(selection: &Selection<'_>, assignment: Assignment) -> Self {
+    /// Creates the alternative of a division of the data. `engine` decides by which mechanisms the parts on direct paths are copied.
+    pub fn new(selection: &Selection<'_>, assignment: Assignment, engine: Engine) -> Self {
         let Selection { machine, batch, options, candidates, .. } = selection;
-        let costs = machine.costs();
-        let shares = &assignment.shares;
-        let launches = mechanism::launches(machine, batch, options, candidates, shares);
-        let flows = mechanism::flows(machine, batch, candidates, shares, mechanism::issued(&launches));
+        let options = Options { engine, ..**options };
+        let launches = mechanism::launches(machine, batch, &options, candidates, &assignment.shares);
+        Alternative { assignment, launches }
+    }
+
+    /// Returns the mechanism of each path share (part of a transfer on one path), and the modelled time in seconds at which the path share
+    /// would be complete if no other path used its links.
+    fn ends(&self, selection: &Selection<'_>) -> Vec<(Mechanism, f64)> {
+        let Selection { machine, batch, options, candidates, .. } = selection;
+        let (costs, shares) = (machine.costs(), &self.assignment.shares);
         let mut ends = vec![(Mechanism::Copy, 0.0); shares.len()];
-        for (issued, head, efficiency) in mechanism::started(machine, batch, candidates, shares, mechanism::issued(&launches)) {
+        for (issued, head, efficiency) in mechanism::started(machine, batch, candidates, shares, mechanism::issued(&self.launches)) {
             for &at in issued.members {
                 let path = issued.path(batch, candidates, &shares[at]);
                 let flow = Flow { efficiency, ..Flow::new(path, shares[at].bytes, 1, head) };
@@ -41,38 +45,56 @@ impl Alternative {
         }
         // Pipelines are issued after the direct operations, one after the other. Paths that use the same staging ring are one pipeline.
         let each = executor::issue(options, costs);
-        let mut operations = launches.len();
-        let mut pipelines: Vec<Flow> = Vec::with_capacity(assignment.rings.len());
+        let mut pipelines: Vec<Flow> = Vec::with_capacity(self.assignment.rings.len());
         for (at, share) in shares.iter().enumerate() {
             let Some(ring) = share.ring else { continue };
             if ring as usize == pipelines.len() {
-                let head = costs.copy + each * (launches.len() + 2 * pipelines.len()) as f64;
+                let head = costs.copy + each * (self.launches.len() + 2 * pipelines.len()) as f64;
                 pipelines.push(Flow::new(selection.model(share.candidate), 0, 0, head));
             }
             let pipeline = &mut pipelines[ring as usize];
-            let chunks = assignment.chunks(share);
+            let chunks = self.assignment.chunks(share);
             *pipeline = Flow::new(pipeline.path, pipeline.bytes + share.bytes, pipeline.chunks.saturating_add(chunks), pipeline.head);
             ends[at].1 = pipeline.alone(costs);
-            operations += 2 * chunks as usize;
         }
-        let each = if pipelines.is_empty() { costs.issue } else { each };
-        let issue = Issue { operations, each, joins_gpus: mechanism::joins(&launches) };
-        let seconds = finish(machine, flows.into_iter().chain(pipelines), &issue);
-        Alternative { assignment, launches, ends, seconds }
+        ends
     }
 
-    /// Converts the alternative to a plan with its program. `one_path` is the modelled time with one path for each transfer, in seconds.
-    pub fn into_plan(self, mut selection: Selection<'_>, one_path: f64) -> Result<Plan, PlanError> {
-        let Selection { machine, batch, options, .. } = selection;
+    /// Returns the program of the alternative. Returns an error if the host has too little memory for its operations.
+    pub fn program(&self, selection: &Selection<'_>) -> Result<Program, PlanError> {
+        let Selection { machine, batch, .. } = selection;
         let Assignment { shares, rings } = &self.assignment;
         let chunks = shares.iter().map(|share| self.assignment.chunks(share) as usize);
         headroom(chunks.fold(0, |sum: usize, chunks| sum.saturating_add(2 * chunks)), OPERATION_BYTES)?;
-        let mut transfers: Vec<TransferPlan> = Vec::with_capacity(batch.len());
         let mut staged: Vec<StagedPath> = Vec::with_capacity(rings.len());
+        for share in shares {
+            let PathShare { transfer, candidate, offset, bytes, ring, .. } = *share;
+            if let (Some(via), Some(ring)) = (selection.candidates[candidate].via, ring) {
+                if ring as usize == staged.len() {
+                    let Shape { src_device, dst_device, .. } = batch[transfer as usize];
+                    let lanes = [copying_device(src_device, via), copying_device(via, dst_device)];
+                    staged.push(StagedPath { pieces: SmallVec::new(), lanes, ring: rings[ring as usize] });
+                }
+                staged[ring as usize].pieces.push(Piece { transfer, offset, bytes });
+            }
+        }
+        let direct: Vec<_> = self.launches.iter().map(|launch| launch.op.clone()).collect();
+        let bytes = batch.iter().map(|shape| shape.bytes).collect();
+        Ok(lower(bytes, &direct, mechanism::lane_key(machine, batch, &direct), &staged))
+    }
+
+    /// Converts the alternative to the plans of all transfers. `closed` contains the reason why each candidate path is excluded; `None` if
+    /// it is not excluded.
+    pub fn into_transfers(self, mut selection: Selection<'_>, closed: Vec<Option<Reason>>) -> Vec<TransferPlan> {
+        let ends = self.ends(&selection);
+        selection.closed = closed;
+        let Assignment { shares, rings } = &self.assignment;
+        let batch = selection.batch;
+        let mut transfers: Vec<TransferPlan> = Vec::with_capacity(batch.len());
         let alike = if selection.aggregated { selection.demands.len() } else { 0 };
         let mut left_out = LeftOut { none: Arc::default(), last: vec![None; alike] };
         let mut last_paths: Vec<Arc<Vec<PathPlan>>> = vec![Arc::default(); alike];
-        let mut next = shares.iter().zip(&self.ends).peekable();
+        let mut next = shares.iter().zip(&ends).peekable();
         for (transfer, &shape) in (0..).zip(batch) {
             let mut paths: SmallVec<[PathPlan; 1]> = SmallVec::new();
             let mut used: SmallVec<[usize; 8]> = SmallVec::new();
@@ -91,13 +113,6 @@ impl Alternative {
                     mechanism,
                     seconds,
                 });
-                if let (Some(via), Some(ring)) = (via, ring) {
-                    if ring as usize == staged.len() {
-                        let lanes = [copying_device(shape.src_device, via), copying_device(via, shape.dst_device)];
-                        staged.push(StagedPath { pieces: SmallVec::new(), lanes, ring: rings[ring as usize] });
-                    }
-                    staged[ring as usize].pieces.push(Piece { transfer, offset, bytes });
-                }
             }
             let last = selection.demand_of[transfer as usize].and_then(|demand| last_paths.get_mut(demand as usize));
             let paths = match last {
@@ -110,11 +125,7 @@ impl Alternative {
             };
             transfers.push(TransferPlan { shape, paths, rejected: left_out.of(&mut selection, transfer, used) });
         }
-        let direct: Vec<_> = self.launches.into_iter().map(|launch| launch.op).collect();
-        let bytes = batch.iter().map(|shape| shape.bytes).collect();
-        let program = lower(bytes, &direct, mechanism::lane_key(machine, batch, &direct), &staged);
-        let executor = executor::executor(machine, batch, options, &program);
-        Ok(Plan { transfers, program: Arc::new(program), options: *options, executor, threads: None, predicted: self.seconds, one_path })
+        transfers
     }
 }
 

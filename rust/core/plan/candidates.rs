@@ -34,22 +34,24 @@ pub enum Reason {
     FixedCost {
         /// Time until the first byte on the path can arrive, seconds.
         seconds: f64,
-        /// Modelled time of the batch without the path, seconds.
+        /// Simulated time of the fastest plan without the path, seconds.
         without: f64,
     },
     /// The model assigns no bytes to the path, or fewer than the path could transfer during one synchronisation between chunks.
     NoShare,
-    /// The plan with several paths is not faster than the plan with one path for each transfer.
+    /// A plan with more paths, of which this path is one, is not faster than the plan without them.
     NotFaster {
-        /// Modelled time of the plan with several paths, seconds.
+        /// Simulated time of the plan with more paths, seconds.
         seconds: f64,
-        /// Modelled time of the plan with one path for each transfer, seconds.
+        /// Simulated time of the plan without the additional paths, seconds.
         one_path: f64,
     },
     /// GPUs send long copies to several other GPUs one after the other, in an order that avoids conflicts only if all copies take equally
     /// long. If parts of some copies used other paths, copies of different GPUs would meet at one destination. In the simulator this makes
     /// an all-to-all of eight GPUs take up to 1.7 times as long, while the modelled gain is a few per cent.
     Turns,
+    /// The plan is faster if no path passes through relays of this kind. The text names the kind: `host memory` or `other GPUs`.
+    Slower(&'static str),
     /// The path's staging slots exceed the limit of staging memory.
     Staging {
         /// Largest size of a staging ring that was available on the device, bytes.

@@ -1,4 +1,4 @@
-//! Chooses the paths of a batch: one path for each transfer, or several if the model predicts that to be faster.
+//! Divides the data of a batch among candidate paths: one path for each transfer, or several paths.
 
 use super::candidates::{Candidate, Reason};
 use super::selection::{Assignment, PathShare, Selection};
@@ -16,7 +16,7 @@ const SETTLED: f64 = 5e-3;
 
 impl Selection<'_> {
     /// Assigns each transfer to the single path that is fastest for it. If a direct route exists, that is the direct path, because the
-    /// caller would have made a plain copy.
+    /// caller would have made a direct copy without this library.
     pub(super) fn one_path(&self) -> Result<Assignment, NoRoom> {
         let costs = self.machine.costs();
         let fastest = |demand: usize| {
@@ -34,10 +34,19 @@ impl Selection<'_> {
         self.stage(shares.collect())
     }
 
-    /// Assigns each transfer to several paths. Returns `None` if no second path helps. `without` is the modelled time of
-    /// [`Selection::one_path`], in seconds.
-    pub(super) fn several_paths(&mut self, without: f64) -> Option<Assignment> {
+    /// Assigns each transfer to several paths. Candidate paths for which `closes` returns a reason are excluded. Returns `None` if no
+    /// second path helps. `without` is the simulated time of the best plan so far, in seconds.
+    pub(super) fn several_paths(&mut self, without: f64, closes: impl Fn(&Self, usize) -> Option<Reason>) -> Option<Assignment> {
+        self.closed.fill(None);
         self.close_slow(without);
+        for at in 0..self.candidates.len() {
+            if self.closed[at].is_none() {
+                self.closed[at] = closes(self, at);
+            }
+        }
+        if self.of.iter().any(|of| self.open(of).next().is_none()) {
+            return None;
+        }
         if self.of.iter().all(|of| self.open(of).count() < 2) {
             return None;
         }
@@ -74,7 +83,8 @@ impl Selection<'_> {
         None
     }
 
-    /// Closes staged paths that options forbid, and those too slow to help. `without` is the time of the plan with one path, in seconds.
+    /// Excludes staged paths that options forbid, and those that are too slow to help. `without` is the simulated time of the best plan so
+    /// far, in seconds.
     fn close_slow(&mut self, without: f64) {
         let costs = self.machine.costs();
         for of in &self.of {

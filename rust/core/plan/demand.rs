@@ -10,7 +10,7 @@ use crate::topology::MemoryKind;
 
 /// Largest number of transfers in a batch that are planned separately, which takes at most 10 ms. In larger batches, similar transfers are
 /// combined.
-const MANY: usize = 256;
+pub(super) const MANY: usize = 256;
 
 /// One transfer, or several similar transfers that are planned together.
 pub(super) struct Demand {

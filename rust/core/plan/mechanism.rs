@@ -1,25 +1,26 @@
-//! Chooses the mechanism of direct copies: a plain copy for each piece, or one batched call or one kernel for many pieces.
+//! Chooses the mechanism of direct copies: an individual copy for each piece (part of a transfer), or one batched call or one kernel for
+//! many pieces.
 //!
-//! A plain copy costs `issue` on the host for each message. A batched call and a kernel have a higher fixed cost and a lower cost per
-//! message, and a kernel moves data slightly slower than a copy engine. So a kernel is useful for a message if it delays the message by
-//! less than the time to issue it separately: `bytes / rate · (1 / efficiency − 1) ≤ issue`. For messages below that size, the model
-//! compares the three mechanisms for all messages of a device. Above that size, several messages between the same two GPUs become one
+//! An individual copy costs the host the time `issue` for each message. A batched call and a kernel have a higher fixed cost and a lower
+//! cost per message, and a kernel moves data slightly slower than a copy engine. So a kernel is useful for a message if it delays the
+//! message by less than the time to issue it separately: `bytes / rate · (1 / efficiency − 1) ≤ issue`. For messages below that size, the
+//! model compares the three mechanisms for all messages of a device. Above that size, several messages between the same two GPUs become one
 //! batched call, which leaves no gap between them (measured on two H200: eight messages of 16 MiB take 371 us one by one and 349 us
 //! batched; two of 64 MiB take 350 and 346 us).
 //!
-//! The module also chooses the GPU that issues an operation. Usually that is the GPU that the data leaves. If one GPU is an end of all
-//! copies of the batch, that GPU issues all of them, so that no GPU has to wait for another. The small messages that it sends and receives
-//! are then one kernel.
+//! The module also chooses the GPU that issues an operation. Usually that is the GPU that the data leaves. If one GPU is the source or
+//! destination of all copies of the batch, that GPU issues all of them, so that no GPU has to wait for another. The small messages that it
+//! sends and receives are then one kernel.
 //!
 //! A small batch between several GPUs is one kernel too. It runs on the GPU of the caller's stream and reads and writes the memory of the
-//! others, because synchronising GPUs takes longer than moving all data through one GPU's ports (`one_kernel`).
+//! other GPUs, because synchronising GPUs takes longer than moving all data through one GPU's ports (`one_kernel`).
 //!
 //! Small pieces that begin or end in pinned host memory are also moved by kernels: GPU threads read and write them over the PCIe link.
 
 use super::candidates::Candidate;
 use super::lower::{DirectOp, Piece, copying_device};
 use super::options::Options;
-use super::selection::PathShare;
+use super::selection::{Assignment, PathShare, Selection};
 use crate::model::{BOTH_WAYS, Flow, Issue, PathModel, finish};
 use crate::program::{Engine, Gpus, Lane, Mechanism, Shape};
 use crate::topology::MemoryKind;
@@ -33,7 +34,8 @@ pub(super) struct Launch {
     pub op: DirectOp,
     /// Parts of transfers that the operation moves, as indices into the list of path shares.
     pub shares: Vec<usize>,
-    /// Source and destination GPU of the copy; `None` if the operation combines small messages, or if it is not between two GPUs.
+    /// Source and destination GPU of the operation's copies; `None` if the operation combines small messages, or if it is not between two
+    /// GPUs.
     between: Option<(DeviceId, DeviceId)>,
     /// Models of the paths through the kernel's GPU, for each pair of GPUs between which the kernel moves data; empty for other operations.
     through: PairPaths,
@@ -50,8 +52,9 @@ type Pair = (DeviceId, DeviceId);
 pub(super) enum LaneKey {
     /// Copies that leave a GPU over this link to other GPUs, if at least one of them takes longer than its startup time. Such copies run
     /// one after the other in any case. In one lane (internal stream) they keep the order chosen by [`take_turns`]. In separate lanes the
-    /// driver chooses the order: an all-to-all of four H200 with 64 MiB took 698 us in separate lanes, and 545 us in one lane per link.
-    /// Short copies overlap in their startup time. If every pair of GPUs is directly connected, each pair has its own link.
+    /// driver chooses the order: an all-to-all of four H200 with 64 MiB took 698 us in separate lanes, and 545 us in one lane per link. If
+    /// all copies over a link are shorter than their startup time, they use separate lanes, so that they overlap in that time. If every
+    /// pair of GPUs is directly connected, each pair has its own link.
     From(DeviceId, LinkId),
     /// Copies from one device to another, which all use one path.
     Between(DeviceId, DeviceId),
@@ -98,7 +101,7 @@ fn is_in_device_memory(shape: &Shape) -> bool {
     shape.src_kind == MemoryKind::Device && shape.dst_kind == MemoryKind::Device
 }
 
-/// True if GPU threads can access both ends of the transfer.
+/// True if GPU threads can access both the source and the destination of the transfer.
 fn is_mapped(shape: &Shape) -> bool {
     ![shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable)
 }
@@ -132,7 +135,7 @@ fn home(launches: &[Launch]) -> Option<DeviceId> {
     devices(launches.first()?).find(|device| launches.iter().all(|launch| devices(launch).any(|other| other == *device)))
 }
 
-/// True if, whichever GPU the caller's stream is on, it must wait for operations of other GPUs.
+/// True if no single GPU may issue all operations, so that the caller's stream must wait for operations of other GPUs.
 pub(super) fn joins(launches: &[Launch]) -> bool {
     launches.len() > 1 && home(launches).is_none()
 }
@@ -140,8 +143,8 @@ pub(super) fn joins(launches: &[Launch]) -> bool {
 /// Returns each operation with the time in seconds at which its first byte may move, and the fraction of its path's rate that it reaches.
 /// The operations are issued in this order.
 ///
-/// Plain copies between the same two devices run one after the other: each starts `issue` after the previous one's end. Measurements show
-/// this for large messages (26 messages of 25 MB in total take 134 us; the data alone takes 64 us) and for small ones.
+/// Individual copies between the same two devices run one after the other: each starts `issue` after the previous one's end. Measurements
+/// show this for large messages (26 messages of 25 MB in total take 134 us; the data alone takes 64 us) and for small ones.
 pub(super) fn started<'a>(
     machine: &Machine,
     batch: &[Shape],
@@ -244,7 +247,7 @@ pub(super) fn launches(
         let issue = Issue { joins_gpus: joins(launches), ..Issue::copies(machine.costs(), launches.len()) };
         finish(machine, flows, &issue)
     };
-    // Tries one kernel for all messages that several GPUs would send, on a GPU that is an end of all of them.
+    // Tries one kernel for all messages that several GPUs would send. It runs on a GPU that is the source or destination of each message.
     let is_fused = |at: usize| fusible[at] && is_in_device_memory(&batch[shares[at].transfer as usize]);
     let mut sources = direct.iter().filter(|&&at| is_fused(at)).map(|&at| pair_of(at).0);
     let Some(first) = sources.next() else { return apart };
@@ -260,7 +263,8 @@ pub(super) fn launches(
     };
     let (fused, rest): (Vec<usize>, Vec<usize>) = direct.into_iter().partition(|&at| is_fused(at));
     let mut together = by_device(&rest);
-    // Messages that leave the GPU come first, then those that arrive: the kernel processes both parts of a list concurrently.
+    // Messages that leave the GPU come first, then those that arrive. The kernel processes the first and the second part of the list
+    // concurrently.
     let (mut fused, read): (Vec<usize>, Vec<usize>) = fused.into_iter().partition(|&at| pair_of(at).0 == point);
     fused.extend(read);
     let pieces = fused.iter().map(|&at| piece(&shares[at])).collect();
@@ -282,11 +286,12 @@ fn further_joins(machine: &Machine, launches: &[Launch]) -> f64 {
 /// times the number of their pairs.
 const MOST_GPUS_OF_A_KERNEL: usize = 16;
 
-/// Returns one kernel for a whole batch between several GPUs, if it takes less than `than` seconds on each of them. The GPU of the caller's
-/// stream executes it. Data between two other GPUs enters that GPU through one direction of its port and leaves through the other.
+/// Returns one kernel for a whole batch between several GPUs, if the kernel would take less than `than` seconds on each of these GPUs. The
+/// GPU of the caller's stream executes it. Data between two other GPUs enters that GPU through one direction of its port and leaves through
+/// the other direction.
 ///
-/// Measured on four H200, compared with copies that are forked and joined. A ring of 256 KiB: 12.8 us against 22.5; 1 MiB: 20.3 and 23.3; 4
-/// MiB: 48.8 and 33.7. An all-to-all of 256 KiB: 17.7 and 38.3; 1 MiB: 39.7 and 50.1; 4 MiB: 126.8 and 88.8.
+/// Measured on four H200, in comparison with copies that are forked and joined. A ring of 256 KiB: 12.8 us (copies: 22.5); 1 MiB: 20.3
+/// (23.3); 4 MiB: 48.8 (33.7). An all-to-all of 256 KiB: 17.7 us (copies: 38.3); 1 MiB: 39.7 (50.1); 4 MiB: 126.8 (88.8).
 fn one_kernel(machine: &Machine, batch: &[Shape], shares: &[PathShare], members: Vec<usize>, than: f64) -> Option<Launch> {
     let mut bytes: BTreeMap<Pair, u64> = BTreeMap::new();
     for &at in &members {
@@ -358,7 +363,7 @@ fn launches_by_device(
 ) -> Vec<Launch> {
     let shape = |at: usize| &batch[shares[at].transfer as usize];
     let costs = machine.costs();
-    // For each device: the shares that one operation may combine, and the other shares.
+    // For each device: the path shares (parts of transfers) that one operation may combine, and the other path shares.
     let mut by_device: BTreeMap<DeviceId, [Vec<usize>; 2]> = BTreeMap::new();
     for &at in direct {
         let device = copying_device(shape(at).src_device, shape(at).dst_device);
@@ -405,8 +410,8 @@ fn is_nvlink(machine: &Machine, link: LinkId) -> bool {
     machine.topology().links[link.0 as usize].kind == LinkKind::Nvlink
 }
 
-/// Returns the GPUs that are an end of all copies in `pairs` and may issue all of them. A receiving GPU counts only if it is connected by
-/// NVLink, because only then does it read as fast as the source writes.
+/// Returns the GPUs that may issue all copies in `pairs`, because each of them is the source or destination of every copy. A receiving GPU
+/// counts only if it is connected by NVLink, because only then does it read as fast as the source writes.
 fn meeting_points(machine: &Machine, pairs: impl Iterator<Item = (DeviceId, DeviceId)>) -> SmallVec<[DeviceId; 2]> {
     let mut points: Option<SmallVec<[DeviceId; 2]>> = None;
     let mut seen: SmallVec<[Pair; 4]> = SmallVec::new();
@@ -432,23 +437,24 @@ fn meeting_points(machine: &Machine, pairs: impl Iterator<Item = (DeviceId, Devi
     points.unwrap_or_default()
 }
 
-/// Orders plain copies between GPUs so that, as far as possible, no two of them write to the same GPU at the same time.
+/// Orders individual copies between GPUs so that, as far as possible, no two of them write to the same GPU at the same time.
 ///
 /// Copies that leave one GPU run one after the other even in separate streams. If each GPU sends in the order of the destinations' numbers,
 /// an all-to-all of four GPUs begins with three copies to GPU 0, and takes six times as long as one copy (measured for 64 MiB: 1057 us,
 /// compared with 169 us for one copy; `docs/results.md`). If each GPU starts with its next neighbour, it takes three times as long as one
 /// copy.
 ///
-/// If sizes differ, this is an open-shop scheduling problem whose machines are the exits and entries of GPUs. The next copy is one that can
-/// begin first. Among several, it is the copy whose two ends have the most data left to move, then the copy to the nearer neighbour. Real
-/// exits do not wait for an entry but share it. So [`shop_time`] simulates each order, and the best of several orders is used. On 300
-/// random all-to-alls of 4 and 8 GPUs, the result takes 1.05 times the longest load of an end in the median and 1.19 times at worst. With
-/// the first order alone, it takes 1.16 and 1.57 times.
+/// If sizes differ, this is an open-shop scheduling problem. Its machines are the exits and entries of GPUs, that is, their outgoing and
+/// incoming links. The next copy is one of those that can begin first. Among several, it is the copy whose exit and entry have the most
+/// data left to move, then the copy to the nearer neighbour. On real machines, copies from several exits to one entry do not wait for each
+/// other but share the entry. So [`shop_time`] simulates each order, and the best of several orders is used. On 300 random all-to-alls of 4
+/// and 8 GPUs, the result takes 1.05 times the longest load of an exit or entry in the median and 1.19 times at worst. With the first order
+/// alone, it takes 1.16 and 1.57 times.
 fn take_turns(machine: &Machine, launches: &mut [Launch]) {
     let gpus = i64::from(machine.gpu_count());
     let shift = |(src, dst): Pair| (i64::from(dst.0) - i64::from(src.0)).rem_euclid(gpus);
-    // For each pair of GPUs, whose copies run one after the other: their total time in nanoseconds, replaced later by the pair's position
-    // in the order.
+    // For each pair of GPUs, between which copies run one after the other: the total time of the copies in nanoseconds, later replaced by
+    // the pair's position in the order.
     let mut places: BTreeMap<Pair, u64> = BTreeMap::new();
     for launch in &*launches {
         if let Some((src, dst)) = launch.between {
@@ -472,9 +478,10 @@ fn take_turns(machine: &Machine, launches: &mut [Launch]) {
     });
 }
 
-/// Number of orders that [`open_shop`] tries, each with different weights. If there are more than `MOST_PAIRS` pairs, which is an
-/// all-to-all of eight GPUs, it tries only one, because the time grows with the square of their number.
+/// Number of orders that [`open_shop`] tries, each with different weights of the copies. For more than [`MOST_PAIRS`] pairs it tries only
+/// one order, because the time grows with the square of the number of pairs.
 const ORDERS: u64 = 16;
+/// Number of pairs of GPUs in an all-to-all of eight GPUs; see [`ORDERS`].
 const MOST_PAIRS: usize = 56;
 
 /// Replaces the times in `places` by positions in the order; see [`take_turns`].
@@ -526,13 +533,13 @@ struct ShopCopy {
     entry: usize,
     time: u64,
     shift: i64,
-    /// Factor that varies the priority of the copy between orders, in sixteenths: the priority is this weight times the time left at both
-    /// ends.
+    /// Weight of the copy, in sixteenths, which differs between orders. The priority of the copy is this weight times the time left at its
+    /// exit and entry.
     weight: u64,
 }
 
-/// Returns the copies in an order of execution. `loads` is the total time of each exit and entry. In order 0 all weights are equal; in
-/// others they vary from 1 to almost 2.
+/// Returns the copies in an order of execution. `loads` is the total time of each exit and entry. Each `number` gives another order: all
+/// weights are equal in order 0, and vary from 1 to almost 2 in other orders.
 fn shop_order(mut left: Vec<ShopCopy>, loads: &[u64], number: u64) -> Vec<ShopCopy> {
     // For each exit and entry: the time left to move, and the time at which it becomes free.
     let mut ends: Vec<(u64, u64)> = loads.iter().map(|load| (*load, 0)).collect();
@@ -559,7 +566,8 @@ fn shop_order(mut left: Vec<ShopCopy>, loads: &[u64], number: u64) -> Vec<ShopCo
     order
 }
 
-/// Returns the time at which the last copy ends if copies start in this order, in nanoseconds. Exits that send to the same entry share it.
+/// Returns the time at which the last copy ends if copies start in this order, in nanoseconds. Copies that use the same entry at the same
+/// time share it evenly. `ends` is the number of exits and entries.
 fn shop_time(order: &[ShopCopy], ends: usize) -> f64 {
     let mut exits: Vec<Vec<&ShopCopy>> = vec![Vec::new(); ends];
     order.iter().rev().for_each(|copy| exits[copy.exit].push(copy));
@@ -584,31 +592,68 @@ fn shop_time(order: &[ShopCopy], ends: usize) -> f64 {
     now
 }
 
-/// True if a GPU sends long copies to different GPUs one after the other over the same link.
-pub(super) fn are_turns(machine: &Machine, batch: &[Shape], launches: &[Launch]) -> bool {
-    let busy = busy_exits(machine, batch, launches.iter().map(|launch| &launch.op));
-    let mut to: Vec<(Exit, DeviceId)> = Vec::new();
-    launches.iter().filter(|launch| launch.op.also.is_empty()).filter_map(|launch| launch.between).any(|pair| {
-        let Some(exit) = exit(machine, pair).filter(|exit| busy.contains(exit)) else { return false };
-        match to.iter().find(|first| first.0 == exit) {
-            Some(first) => first.1 != pair.1,
-            None => {
-                to.push((exit, pair.1));
-                false
-            }
-        }
-    })
+/// Returns for each demand (group of similar transfers) of a selection: true if it is a long copy that leaves its GPU over a link over
+/// which other long copies go to other GPUs. Such copies run one after the other.
+pub(super) fn turns(selection: &Selection<'_>) -> Vec<bool> {
+    let Selection { machine, demands, .. } = selection;
+    let long = |shape: &Shape| {
+        let route = machine.route(shape.src_device, shape.dst_device)?;
+        (shape.bytes as f64 / route.bandwidth > machine.costs().copy).then(|| exit(machine, pair(shape)))?
+    };
+    let exits: Vec<Option<(Exit, DeviceId)>> = demands.iter().map(|demand| Some((long(&demand.shape)?, demand.shape.dst_device))).collect();
+    let mut to: BTreeMap<Exit, Option<DeviceId>> = BTreeMap::new();
+    for (exit, dst) in exits.iter().flatten() {
+        to.entry(*exit).and_modify(|known| *known = known.filter(|known| known == dst)).or_insert(Some(*dst));
+    }
+    exits.iter().map(|own| own.is_some_and(|(exit, _)| to[&exit].is_none())).collect()
 }
 
-/// Allows the GPU at either end of a copy to issue it, if that saves time. Copies issued from a stream of the receiving GPU then need no
-/// events across GPUs.
+/// Returns a lower estimate of a plan's time, in seconds, if `engine` copies the parts on direct paths: the time to issue the operations
+/// and the fixed cost of the last. Returns infinity if there are no such parts, if the engine must not copy them, or if it has nothing to
+/// combine.
+pub(super) fn least(selection: &Selection<'_>, assignment: &Assignment, engine: Engine) -> f64 {
+    let costs = selection.machine.costs();
+    let mut devices: SmallVec<[DeviceId; 16]> = SmallVec::new();
+    let mut ends: Vec<DeviceId> = Vec::new();
+    let mut direct = 0_usize;
+    for share in assignment.shares.iter().filter(|share| selection.candidates[share.candidate].via.is_none()) {
+        let shape = &selection.batch[share.transfer as usize];
+        let src = shape.src_device;
+        // As in `choose`, no kernel accesses host memory while copy engines run pipelines.
+        if engine == Engine::Kernel && !assignment.rings.is_empty() && !is_in_device_memory(shape) {
+            return f64::INFINITY;
+        }
+        if !devices.contains(&src) {
+            devices.push(src);
+        }
+        ends.extend([src, shape.dst_device]);
+        direct += 1;
+    }
+    // If each source device has one copy, a batched call would contain a single copy.
+    if direct <= devices.len() && engine == Engine::Batch && direct < assignment.shares.len() {
+        return f64::INFINITY;
+    }
+    let Some(others) = direct.checked_sub(1) else { return f64::INFINITY };
+    // Each copy is issued by its source or its destination GPU, and some GPU issues at least the mean number of copies.
+    let gpus = ends.into_iter().collect::<Gpus>().iter().count();
+    let each = direct.div_ceil(gpus.max(1)) as f64;
+    match engine {
+        Engine::Batch => costs.batch + costs.batch_segment * each,
+        Engine::Kernel => costs.kernel + costs.kernel_segment * each,
+        _ => costs.copy + costs.issue.min(costs.graph_node) * others as f64,
+    }
+}
+
+/// Allows either the source or the destination GPU of a copy to issue it, if that saves time. Copies issued from a stream of the receiving
+/// GPU then need no events across GPUs.
 ///
-/// If all copies of the batch have one GPU in common, this saves `fork_join_gpus` once, and costs `pull` for each plain copy of an internal
-/// stream. Copies in both directions between two GPUs end 5 to 8 us earlier in two streams of one GPU than in a stream of each GPU, for all
-/// sizes (measured on two H200: 1 MiB 14.2 and 22.5 us, 4 MiB 22.5 and 27.5, 64 MiB 184 and 190). A kernel reads as fast as it writes.
+/// If all copies of the batch have one GPU in common, this saves `fork_join_gpus` once, and costs `pull` for each individual copy of an
+/// internal stream. Copies in both directions between two GPUs end 5 to 8 us earlier in two streams of one GPU than in a stream of each
+/// GPU, for all sizes (measured on two H200: 1 MiB 14.2 and 22.5 us, 4 MiB 22.5 and 27.5, 64 MiB 184 and 190). A kernel reads as fast as it
+/// writes.
 ///
-/// Otherwise it saves `fork_join_staged` for the internal stream, which holds all plain copies between the two GPUs. Copies that one GPU
-/// issues may run one after the other (see [`take_turns`]), so it may cost the time of the stream's copies.
+/// Otherwise it saves `fork_join_staged` for the internal stream, which holds all individual copies between the two GPUs. Copies that one
+/// GPU issues may run one after the other (see [`take_turns`]), so it may cost the time of the stream's copies.
 fn free_ends(machine: &Machine, batch: &[Shape], points: &[DeviceId], launches: &mut [Launch]) {
     let costs = machine.costs();
     let mut losses: BTreeMap<(DeviceId, DeviceId), (f64, f64)> = BTreeMap::new();
@@ -647,7 +692,8 @@ fn piece(share: &PathShare) -> Piece {
     Piece { transfer: share.transfer, offset: share.offset, bytes: share.bytes }
 }
 
-/// True if moving the data by a kernel would delay it by more than the cost of issuing a separate copy.
+/// True if a kernel would delay data of this size by more than the cost of issuing a separate copy. `rate` is the rate of the path in
+/// bytes/s.
 pub(super) fn pays_alone(costs: &Costs, bytes: f64, rate: f64) -> bool {
     bytes / rate * (costs.kernel_efficiency.recip() - 1.0) > costs.issue
 }
@@ -703,19 +749,19 @@ fn choose(
             best = (time, mechanism);
         }
     }
-    // If issuing plain copies alone takes longer than the best alternative, they need not be modelled.
+    // If merely issuing individual copies takes longer than the best alternative, they need not be modelled.
     let costs = machine.costs();
     let issued = costs.copy + costs.issue * (members.len() - 1) as f64;
     if best.0 < issued || best.0 < seconds(Mechanism::Copy) { best.1 } else { Mechanism::Copy }
 }
 
-/// Interleaves pieces to and from host memory in proportion to their numbers, so that every section of the list uses both directions of the
-/// link.
+/// Interleaves pieces (parts of transfers) to and from host memory in proportion to their numbers, so that every section of the list uses
+/// both directions of the link.
 fn mix_directions(members: &mut [usize], pair: impl Fn(usize) -> Pair) {
     let (from_host, others): (Vec<usize>, Vec<usize>) = members.iter().partition(|&&at| pair(at).0.is_host());
     let (mut from, mut other) = (0, 0);
     for member in members {
-        // The next piece is from the list with the smaller completed fraction, measured at the middle of each piece.
+        // The next piece comes from the list of which a smaller fraction has been used, measured at the middle of each piece.
         let (part_from, part_others) = ((2 * from + 1) * others.len(), (2 * other + 1) * from_host.len());
         *member = if other == others.len() || from < from_host.len() && (part_from, from_host[from]) < (part_others, others[other]) {
             from += 1;

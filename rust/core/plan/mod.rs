@@ -2,8 +2,11 @@
 //!
 //! | file | purpose |
 //! | --- | --- |
-//! | `planner` | plans a batch: one path or several for each transfer, whichever the model predicts to be faster |
+//! | `planner` | plans a batch: proposes complete plans and returns the fastest |
 //! | `options`, `planned` | input and output of the planner |
+//! | `judge` | simulates the proposed programs and keeps the fastest |
+//! | `canonical` | order of GPUs and transfers in which a batch is planned, so that the caller's order does not change the plan |
+//! | `apart` | parts of a batch that share no resource, and their common plan |
 //! | `demand` | combines equal transfers so that they are planned together |
 //! | `candidates` | possible paths of a transfer, and the reasons why other paths are excluded |
 //! | `selection` | candidate paths of a batch that have not been excluded |
@@ -12,9 +15,9 @@
 //! | `balance` | adjusts the bytes so that all paths finish together if links are shared fairly |
 //! | `shares` | rounds to whole bytes for each transfer and path |
 //! | `staging` | staging rings, their slots, and the size of chunks |
-//! | `alternative` | plan under comparison: division of the data, operations and modelled times |
-//! | `mechanism` | chooses plain copies, a batched call or a kernel, and the GPU that issues them |
-//! | `executor` | chooses streams or a graph |
+//! | `alternative` | plan that may be proposed: division of the data, operations and program |
+//! | `mechanism` | chooses individual copies, a batched call or a kernel, and the GPU that issues them |
+//! | `executor` | cost of issuing operations on streams or as a graph |
 //! | `pageable` | copies of pageable host memory by CPU threads |
 //! | `lower` | converts the division of the data to a [`Program`] |
 //! | `trees` | data that several devices forward: one source for many destinations, and paths over several relays |
@@ -28,15 +31,18 @@
 //! The planner is pure: it uses no backend, no driver and no clock. The same machine, transfers and options give the same plan.
 
 mod alternative;
+mod apart;
 mod balance;
 mod bound;
 mod candidates;
+mod canonical;
 mod choose;
 mod demand;
 mod describe;
 mod executor;
 mod flow;
 mod json;
+mod judge;
 mod lower;
 mod mechanism;
 mod network;

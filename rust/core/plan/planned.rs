@@ -65,11 +65,12 @@ pub struct Plan {
     pub program: Arc<Program>,
     /// Options that the plan was created with.
     pub options: Options,
-    /// Executor of the program: that of the options, or for [`Engine::Auto`] the executor with the least issue time.
+    /// Executor of the program: that of the options, or for [`Engine::Auto`] the executor with the shortest simulated time.
     pub executor: Engine,
     /// CPU threads that copy the pageable ends of transfers; `None` if no threads are used.
     pub threads: Option<ThreadUse>,
-    /// Modelled time from issue to arrival of the last byte, seconds.
+    /// Modelled time from issue to arrival of the last byte, seconds. It is the simulated time, or a longer time if the driver or CPU
+    /// threads copy pageable memory.
     pub predicted: f64,
     /// Modelled time of a plan with one path for each transfer, for comparison, seconds.
     pub one_path: f64,

@@ -79,6 +79,7 @@ impl Reason {
             Reason::NoShare => "no_share",
             Reason::NotFaster { .. } => "not_faster",
             Reason::Turns => "turns",
+            Reason::Slower(_) => "slower",
             Reason::Staging { .. } => "staging",
         }
     }
@@ -117,11 +118,12 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
             _ => "the bytes of this path would not outweigh its fixed cost".into(),
         },
         (Reason::NotFaster { seconds, one_path }, _) => {
-            format!("several paths would take {} and one path {}: the modelled gain is too small", time(*seconds), time(*one_path))
+            format!("several paths would take {}, which is not less than {} without them", time(*seconds), time(*one_path))
         }
         (Reason::Turns, _) => {
             "the copies of one GPU go to several others in turn, and parts of unequal size would disturb this order".into()
         }
+        (Reason::Slower(what), _) => format!("the plan is faster without paths through {what}"),
         (Reason::Staging { ring_bytes }, _) => {
             format!(
                 "the limit of staging memory leaves {} for the buffer of this path; a larger staging_bytes would allow it",

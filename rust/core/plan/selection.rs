@@ -8,13 +8,14 @@ use crate::program::{Ring, Shape};
 use crate::topology::{DeviceId, Machine};
 use std::ops::Range;
 
-/// Part of a transfer that one path carries.
+/// Part of a transfer that one path carries: `bytes` bytes of the transfer from `offset` on.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub(super) struct PathShare {
     /// Transfer, as an index into the batch.
     pub transfer: u32,
     /// Candidate path that carries the part, as an index into the candidates.
     pub candidate: usize,
+    /// Offset of the part in the transfer, bytes.
     pub offset: u64,
     pub bytes: u64,
     /// Staging ring of the path, as an index into [`Assignment::rings`]. `None` for direct paths, and until a ring is assigned.
@@ -60,11 +61,11 @@ pub(super) struct Selection<'a> {
     /// Largest chunk size that fits twice into each ring in host memory, bytes.
     pub host_chunk: u64,
     /// Divisor of the number of chunks that is best for each path alone.
-    coarser: u32,
+    pub coarser: u32,
 }
 
 impl<'a> Selection<'a> {
-    pub fn new(machine: &'a Machine, batch: &'a [Shape], options: &'a Options, coarser: u32) -> Result<Self, PlanError> {
+    pub fn new(machine: &'a Machine, batch: &'a [Shape], options: &'a Options) -> Result<Self, PlanError> {
         let Demands { all: demands, of: demand_of, aggregated } = Demands::new(batch);
         let (mut found, mut of, mut rejected) = (Vec::new(), Vec::with_capacity(demands.len()), Vec::with_capacity(demands.len()));
         for (number, demand) in (0..).zip(&demands) {
@@ -93,7 +94,7 @@ impl<'a> Selection<'a> {
             rejected,
             closed,
             host_chunk: u64::MAX,
-            coarser,
+            coarser: 1,
         })
     }
 

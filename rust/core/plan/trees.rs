@@ -4,43 +4,38 @@
 //! is divided among *trees*. In each tree the source sends a part of the data to one or several devices, and these send it to others, until
 //! all members have it. Members need no staging memory: they forward a chunk from its destination buffer as soon as it has arrived. Other
 //! devices forward chunks through a staging ring. Trees include the star, in which the source sends to all members, and the chain. Scatter
-//! and exchange uses one tree for each destination, in which the source sends only to that destination. A transfer without other members is
-//! a group of one member, and its trees are chains. They are useful if GPUs are connected so unevenly that a path over one relay is slow.
+//! and exchange uses one tree for each destination, in which the source sends only to that destination. Transfers that share no source form
+//! one group for each pair of source and destination device. A tree of such a group is a path over any number of relays. Such paths are
+//! useful if GPUs are connected so unevenly that a path over one relay is slow.
 //!
-//! Candidate trees are found by prices of resources ([`network`](super::network)). The linear program of [`split`] divides the data among
-//! them. A tree draws on the resources of all its copies. The trees of all groups and the other transfers of the batch share the resources.
-//! The simulator then compares the programs with and without trees, because the planner's model of single paths does not cover chains of
-//! chunks.
+//! Candidate trees are found by prices (dual values) of resources ([`network`](super::network)). The linear program of [`split`] divides
+//! the data among them. A tree uses the resources of all its copies. The trees of all groups and the other transfers of the batch share the
+//! resources. The resulting programs are proposed to the [`judge`](super::judge), which simulates them, because the planner's model of
+//! single paths does not cover chunks that several devices forward one after the other.
 
-use super::candidates::{Reason, Rejection};
+use super::canonical::renamed;
 use super::executor;
+use super::judge::Judge;
 use super::lower::copying_device;
 use super::network::{Commodity, Draws, Network, Tree};
 use super::options::{Options, Passing};
 use super::planned::{PathPlan, Plan, TransferPlan};
-use super::planner::LEAST_GAIN;
+use super::planner::Basis;
 use super::split::{Column, split};
-use crate::model::simulate::{Executor, Scenario};
 use crate::model::{GRAIN, HOST_RINGS, PathModel, SLOTS};
 use crate::program::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape};
 use crate::topology::{DeviceId, LinkId, LinkKind, Machine, MemoryKind};
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
-/// Smallest size of a source that is forwarded, bytes. Smaller sources are copied to each destination, because forwarding costs at least
-/// two synchronisations.
+/// Smallest size in bytes of a source for which callers set [`Shape::source`]. Smaller sources are copied to each destination separately,
+/// because forwarding costs at least two synchronisations.
 pub const LEAST_BYTES: u64 = 1 << 20;
 
-/// Smallest size of a single transfer that uses several relays in sequence, bytes. For smaller transfers the synchronisations between
-/// chunks cost more than the second relay gains.
-pub(super) const LEAST_ALONE: u64 = 8 << 20;
-
-/// Smallest relative gain in time for which a single transfer uses several relays in sequence.
-const LEAST_GAIN_ALONE: f64 = 0.1;
-
-/// Parameters of one program that the simulator tries. More trees come closer to the capacity of the links; fewer and larger chunks wait
-/// less for each other.
+/// Parameters of one proposed program. More trees come closer to the capacity of the links; fewer and larger chunks wait less for each
+/// other.
 struct Try {
+    /// Trees among which each group's data may be divided.
     trees: Candidates,
     /// Smallest fraction of a group's data for which a tree is worth the operations that it needs.
     least_share: f64,
@@ -55,59 +50,67 @@ struct Try {
 /// Set of trees among which a group's data is divided.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Candidates {
-    /// Trees found by prices of resources, and those of `Hubs`.
+    /// Trees that are the cheapest under some prices (dual values) of resources, and in addition the trees of [`Candidates::Hubs`].
     Priced,
-    /// Star, and for each destination the tree in which that destination forwards the data to all others.
+    /// Star, in which the source sends to all members, and for each member the tree in which that member forwards the data to all others.
     Hubs,
-    /// Single chain, in which each device forwards all data to the next.
+    /// Single chain, in which each device forwards all data to the next device.
     Chain,
+    /// Two trees whose depth is the logarithm of the number of members. Each tree distributes half of the data. A member forwards data to
+    /// two others in at most one of the trees, and only receives in the other (Sanders, Speck and Träff 2009). So the time until the last
+    /// member receives its first chunk hardly grows with the number of members.
+    Pair,
 }
 
-/// Parameters to try, in order. Each set is the best for some presets and random machines.
-const TRIES: [Try; 5] = [
+/// Parameters that are tried, in order. Each set is the best for some presets and random machines.
+const TRIES: [Try; 8] = [
     Try { trees: Candidates::Priced, least_share: 0.02, chunks: 1.0, lanes: 2 },
     Try { trees: Candidates::Priced, least_share: 0.02, chunks: 0.5, lanes: 2 },
+    Try { trees: Candidates::Priced, least_share: 0.02, chunks: 0.5, lanes: 1 },
     Try { trees: Candidates::Priced, least_share: 0.05, chunks: 1.5, lanes: 2 },
     Try { trees: Candidates::Hubs, least_share: 0.02, chunks: 1.0, lanes: 1 },
     Try { trees: Candidates::Chain, least_share: 0.0, chunks: 1.0, lanes: 1 },
+    Try { trees: Candidates::Pair, least_share: 0.0, chunks: 1.0, lanes: 1 },
+    Try { trees: Candidates::Pair, least_share: 0.0, chunks: 2.0, lanes: 1 },
 ];
 
-/// Fraction of the simulated rate that copy engines behind an NVSwitch reach if they send chunks to several GPUs and receive from several.
-/// In a chain they reach the simulated rate. Measured from one of four H200 to the others: 1 GiB took 4.8 ms by scatter and exchange and
-/// 3.07 ms by a chain; 16 MiB took 0.255 and 0.140 ms (2026-11-28).
-const SCATTERED: f64 = 0.6;
+/// Largest number of devices of a machine for which trees are searched by prices (dual values) of resources. The time of the search grows
+/// with the cube of the number of devices. Larger machines are racks behind switches, where trees that need no search are as good.
+const MOST_PRICED: usize = 20;
+/// Largest number of groups of transfers for which trees are searched by prices (dual values) of resources.
+const MOST_FLOWS: usize = 64;
 
-/// Ratio of a program's time to the lower bound at which no further parameters are tried. So lists of hundreds of tensors are simulated
-/// once and not five times.
+/// Ratio of the best simulated time to the lower bound at or below which no further parameters are tried. So lists of hundreds of tensors
+/// are simulated once, not once for each set of parameters.
 const ENOUGH: f64 = 1.02;
 
-/// Largest time to issue all copies, relative to the lower bound. One thread issues all copies, and links idle while they wait for copies
-/// that have not been issued.
+/// Ratio of the time to issue all copies to the lower bound above which larger chunks are tried too. One thread issues all copies, and
+/// links idle while they wait for copies that have not been issued.
 const MOST_ISSUED: f64 = 1.1;
 
 /// Largest number of chunks into which the data of one tree is cut.
 const MOST_CHUNKS: u64 = 128;
-const LEAST_CHUNK: u64 = 256 << 10;
-/// Largest size of a chunk that passes through a staging ring, bytes.
-const MOST_STAGED: u64 = 4 << 20;
 
 /// Sources on one device that have the same destinations. They are planned as one source.
-pub(super) struct SourceGroup {
+#[derive(Clone)]
+struct SourceGroup {
     src: DeviceId,
     /// Destination devices, all different. Does not contain `src`.
     members: Vec<DeviceId>,
     sources: Vec<Source>,
 }
 
-/// Data that several destinations need: one transfer for each destination.
+/// Data that all members of a group need: one transfer for each member.
+#[derive(Clone)]
 struct Source {
     bytes: u64,
+    /// Transfer to each member, as an index into the batch, in the order of [`SourceGroup::members`].
     transfers: Vec<u32>,
 }
 
 /// Returns the groups of a batch: sources that several transfers share and whose destinations can forward the data. Transfers that cannot
 /// be forwarded are left out.
-pub(super) fn groups(batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
+fn groups(batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
     if options.max_paths < 2 || options.passing == Passing::Off {
         return Vec::new();
     }
@@ -119,7 +122,7 @@ pub(super) fn groups(batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
     let mut found: Vec<Found> = Vec::new();
     let mut numbers: ahash::HashMap<u32, usize> = ahash::HashMap::default();
     for (transfer, shape) in (0..).zip(batch) {
-        if shape.source == 0 || shape.bytes < LEAST_BYTES.max(options.min_bytes.unwrap_or(0)) || shape.dst_kind == MemoryKind::Pageable {
+        if shape.source == 0 || shape.bytes < options.min_bytes.unwrap_or(1).max(1) || shape.dst_kind == MemoryKind::Pageable {
             continue;
         }
         let at = *numbers.entry(shape.source).or_insert(found.len());
@@ -145,19 +148,19 @@ pub(super) fn groups(batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
     groups
 }
 
-/// Adds groups for transfers of `least` bytes or more between GPUs that NVLink does not connect, on a machine with NVLinks: one group for
-/// each pair of GPUs. For other transfers one relay is enough. More relays would occupy links that other processes need.
-pub(super) fn with_unjoined(mut groups: Vec<SourceGroup>, machine: &Machine, batch: &[Shape], least: u64) -> Vec<SourceGroup> {
-    let gpus = || (0..machine.gpu_count()).map(DeviceId::gpu);
-    let is_joined = |from: DeviceId, to: DeviceId| nvlinks(machine, from, to).is_some();
-    if !gpus().any(|from| gpus().any(|to| from != to && is_joined(from, to))) {
-        return groups;
-    }
+/// Adds groups for transfers that are in no group: one group for each pair of source and destination device. A transfer is added if it has
+/// no direct route, or if its direct copy takes longer than two synchronisations. Transfers with a direct route are not added if measured
+/// corrections ([`Options::tuned`]) are active, because these apply to paths over one relay.
+fn with_pairs(mut groups: Vec<SourceGroup>, machine: &Machine, batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
     let many = groups.len();
     for transfer in rest_of(batch, &groups) {
         let shape = &batch[transfer as usize];
         let (src, dst) = (shape.src_device, shape.dst_device);
-        if shape.bytes < least || src == dst || src.is_host() || dst.is_host() || is_joined(src, dst) {
+        let is_long = |bandwidth: f64| shape.bytes as f64 / bandwidth > 2.0 * machine.costs().chunk_via_gpu;
+        let is_pageable = [shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable);
+        let may_gain = |bandwidth| options.tuned.is_none() && is_long(bandwidth) && shape.bytes >= options.min_bytes.unwrap_or(0);
+        let gains = machine.route(src, dst).is_none_or(|route| may_gain(route.bandwidth));
+        if shape.bytes == 0 || src == dst || src.is_host() && dst.is_host() || is_pageable || !gains {
             continue;
         }
         let source = Source { bytes: shape.bytes, transfers: vec![transfer] };
@@ -204,6 +207,7 @@ fn depth(tree: &Tree) -> u32 {
     depths(tree).into_iter().max().unwrap_or(0)
 }
 
+/// Returns the time for which one byte, copied directly from `from` to `to`, keeps each resource busy. Returns `None` if there is no route.
 fn work_of(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<Draws> {
     let model = PathModel::new(machine, &[machine.route(from, to)?]);
     let seconds =
@@ -211,7 +215,7 @@ fn work_of(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<Draws> {
     Some(model.weights.iter().map(seconds).collect())
 }
 
-/// Returns the time for which a program keeps each resource busy, in seconds.
+/// Returns the time for which a program keeps each resource busy, in seconds, by resource index.
 pub(super) fn load(machine: &Machine, program: &Program, batch: &[Shape]) -> Vec<f64> {
     let mut load = vec![0.0; machine.resources().len()];
     let device = |place| program.device(batch, place);
@@ -230,7 +234,10 @@ struct Share {
     bytes: u64,
     /// Chunks of the data, ordered by source buffer and offset.
     chunks: Vec<Chunk>,
+    /// Largest size of a chunk, bytes.
     chunk_bytes: u64,
+    /// Number of slots of its staging rings.
+    slots: u32,
 }
 
 /// Internal streams between two devices, and the number of chunks assigned to them so far.
@@ -240,8 +247,10 @@ struct PairLanes {
     chunks: usize,
 }
 
+/// Range of a source's data that each copy of a tree moves in one operation.
 #[derive(Copy, Clone)]
 struct Chunk {
+    /// Source of the data, as an index into [`SourceGroup::sources`].
     source: usize,
     offset: u64,
     bytes: u64,
@@ -256,142 +265,115 @@ struct Problem<'a> {
     network: Network,
     /// Commodity of each group, by the group's index.
     flows: Vec<Commodity>,
-    /// Program of the transfers that are in no group. `busy` is the time in seconds for which it keeps each resource busy.
+    /// Program of the transfers that are in no group.
     rest: Program,
+    /// Time in seconds for which `rest` keeps each resource busy.
     busy: Vec<f64>,
+    /// Lower bound of the time of any distribution of the groups' data by trees, seconds; 0 if no bound is known.
+    bound: f64,
 }
 
-/// Returns the plan of a batch whose groups are distributed by trees. `rest` is the plan of the other transfers, which does not change.
-/// `star` is the plan of the whole batch without trees, if one exists. Returns `None` if the simulator predicts too little gain over
-/// `star`.
-pub(super) fn plan(
+/// Proposes plans in which devices forward data. In the first plans, only destinations of the same source forward it. In the next plans,
+/// other transfers also use paths over several relays. In the last plans, these paths are used, but no destination forwards data. `plan`
+/// plans the transfers that belong to no group. Returns the smallest lower bound of the times of these plans, in seconds; 0 if one of the
+/// bounds is not known.
+pub(super) fn propose(
+    machine: &Machine,
+    batch: &[Shape],
+    options: &Options,
+    judge: &mut Judge<'_, Basis>,
+    plan: impl Fn(&[Shape], &Options) -> Option<Plan>,
+) -> f64 {
+    let mut bound = f64::INFINITY;
+    let groups = groups(batch, options);
+    let many = groups.iter().map(|group| group.sources.len()).sum::<usize>();
+    let pairs = with_pairs(groups.clone(), machine, batch, options);
+    let all = pairs.iter().map(|group| group.sources.len()).sum::<usize>();
+    // Destinations of the same source are also planned as separate transfers, because forwarding is not always faster.
+    let apart = if many > 0 { with_pairs(Vec::new(), machine, batch, options) } else { Vec::new() };
+    let is_some = !apart.is_empty();
+    for (groups, is_new) in [(groups, many > 0), (pairs, all > many), (apart, is_some)] {
+        if !is_new {
+            continue;
+        }
+        let rest = rest_of(batch, &groups);
+        let shapes: Vec<Shape> = rest.iter().map(|transfer| batch[*transfer as usize]).collect();
+        let rest_plan = if rest.is_empty() { None } else { plan(&shapes, &Options { passing: Passing::Off, ..*options }) };
+        if rest.is_empty() || rest_plan.is_some() {
+            let own = propose_trees(machine, batch, options, &groups, rest_plan.as_ref(), judge);
+            bound = bound.min(own.unwrap_or(0.0));
+        }
+    }
+    if bound.is_finite() { bound } else { 0.0 }
+}
+
+/// Proposes programs in which trees distribute the data of the groups. `rest` is the plan of the other transfers, which does not change.
+/// Returns a lower bound of the time of such programs in seconds, or 0 if no bound is known. Returns `None` if a member cannot be reached,
+/// or if the machine or the number of groups is too large and no group has several members.
+fn propose_trees(
     machine: &Machine,
     batch: &[Shape],
     options: &Options,
     groups: &[SourceGroup],
     rest: Option<&Plan>,
-    star: Option<&Plan>,
-) -> Option<Plan> {
+    judge: &mut Judge<'_, Basis>,
+) -> Option<f64> {
     let network = Network::new(machine, |device| if device.is_host() { options.host_path } else { options.relays.has(device) });
     let flows: Vec<Commodity> = groups.iter().map(|group| group.flow(&network)).collect::<Option<_>>()?;
     let of_rest = rest_of(batch, groups);
-    let program = rest.map_or_else(Program::default, |rest| renamed(&rest.program, &of_rest));
+    let program = rest.map_or_else(Program::default, |rest| renamed(Program::clone(&rest.program), &of_rest));
     let busy = load(machine, &program, batch);
-    let problem = Problem { machine, batch, options, groups, network, flows, rest: program, busy };
-    let Problem { network, flows, .. } = &problem;
-    let play = |program: &Program, executor| {
-        let mut scenario = Scenario::new(machine, options.staging_bytes);
-        let bound = scenario.bind(program, batch).ok()?;
-        scenario.execute(bound, Executor::of(executor), 0);
-        Some(scenario.seconds())
-    };
-    let explored = network.explore(flows, &problem.busy);
-    let is_behind_switch = groups.len() == 1 && groups[0].members.iter().all(|member| nvlinks(machine, groups[0].src, *member) > Some(1));
-    let is_slowed = |attempt: &Try| is_behind_switch && options.passing == Passing::CopyEngines && attempt.trees != Candidates::Chain;
-    let with = |attempt: &Try| {
-        let mut shares = problem.shares(attempt, &explored.trees)?;
-        // A transfer uses at most `max_paths` paths.
-        let paths = |group: usize| shares.iter().filter(|share| share.group == group).count();
-        if shares.iter().all(|share| depth(&share.tree) < 2) || (0..groups.len()).any(|group| paths(group) > options.max_paths as usize) {
-            return None;
-        }
-        problem.give_chunks(&mut shares, attempt)?;
-        let copies = shares.iter().map(|share| share.chunks.len() * share.tree.len()).sum::<usize>() as f64;
-        let issued = copies * executor::issue(options, machine.costs()) / (MOST_ISSUED * explored.seconds);
-        if issued > 1.0 {
-            shares.iter_mut().for_each(|share| share.chunks.clear());
-            problem.give_chunks(&mut shares, &Try { chunks: attempt.chunks / issued, ..*attempt })?;
-        }
-        let program = problem.lowered(&shares, attempt.lanes);
-        let executor = executor::executor(machine, batch, options, &program);
-        let seconds = play(&program, executor)?;
-        Some((if is_slowed(attempt) { seconds / SCATTERED } else { seconds }, program, executor, shares))
-    };
-    let mut best: Option<(f64, _, _, _)> = None;
-    for made in TRIES.iter().filter_map(with) {
-        let is_enough = made.0 <= explored.seconds * ENOUGH;
-        if best.as_ref().is_none_or(|best| made.0 < best.0) {
-            best = Some(made);
-        }
-        if is_enough {
-            break;
-        }
-    }
-    let (trees, program, executor, shares) = best?;
-    let before = match star {
-        Some(star) => play(&star.program, star.executor)?,
-        None => trees,
-    };
-    let is_alone = groups.iter().any(|group| group.members.len() == 1);
-    let least_gain = if is_alone { LEAST_GAIN_ALONE } else { LEAST_GAIN };
-    if star.is_some() && trees > before * (1.0 - least_gain) {
+    let is_priced = network.devices.len() <= MOST_PRICED && flows.len() <= MOST_FLOWS;
+    if !is_priced && groups.iter().all(|group| group.members.len() == 1) {
         return None;
     }
-    let plan_of = |shape: &Shape| TransferPlan { shape: *shape, paths: Arc::default(), rejected: Arc::default() };
-    let mut transfers: Vec<TransferPlan> = batch.iter().map(plan_of).collect();
-    for (own, &transfer) in rest.into_iter().flat_map(|rest| &rest.transfers).zip(&of_rest) {
-        transfers[transfer as usize] = own.clone();
+    let explored = is_priced.then(|| network.explore(&flows, &busy));
+    let (trees, bound) = explored.map_or((Vec::new(), 0.0), |explored| (explored.trees, explored.seconds));
+    let problem = Problem { machine, batch, options, groups, network, flows, rest: program, busy, bound };
+    let is_behind_switch = groups.len() == 1 && groups[0].members.iter().all(|member| nvlinks(machine, groups[0].src, *member) > Some(1));
+    for attempt in &TRIES {
+        // A program so close to the lower bound cannot become noticeably faster.
+        if judge.is_beaten(bound * ENOUGH) {
+            break;
+        }
+        // Each member would be the hub of a tree, which are too many trees for a large machine.
+        if matches!(attempt.trees, Candidates::Priced | Candidates::Hubs) && !is_priced {
+            continue;
+        }
+        let scatters = matches!(attempt.trees, Candidates::Priced | Candidates::Hubs);
+        // Copy engines behind a switch do not reach the simulated rate if GPUs exchange chunks with several others; see `Costs::scattered`.
+        let is_slowed = is_behind_switch && options.passing == Passing::CopyEngines && scatters;
+        problem.offer(attempt, &trees, if is_slowed { machine.costs().scattered } else { 1.0 }, rest, judge);
     }
-    for share in &shares {
-        let (group, flow) = (&groups[share.group], &flows[share.group]);
-        for chunks in share.chunks.chunk_by(|a, b| a.source == b.source) {
-            for (member, &transfer) in group.sources[chunks[0].source].transfers.iter().enumerate() {
-                let before = |device: usize| share.tree.iter().find(|hop| hop.1 == device).map_or(flow.src, |hop| hop.0);
-                let from = before(flow.to[member]);
-                let is_relay = |device: &usize| *device != flow.src && !flow.to.contains(device);
-                let relays = std::iter::successors(Some(from), |device| Some(before(*device))).take_while(is_relay);
-                let mut earlier: SmallVec<[DeviceId; 1]> = relays.skip(1).map(|device| network.devices[device]).collect();
-                earlier.reverse();
-                Arc::make_mut(&mut transfers[transfer as usize].paths).push(PathPlan {
-                    via: (from != flow.src).then(|| network.devices[from]),
-                    earlier,
-                    offset: chunks[0].offset,
-                    bytes: chunks.iter().map(|chunk| chunk.bytes).sum(),
-                    chunks: chunks.len() as u32,
-                    chunk_bytes: share.chunk_bytes,
-                    slots: if is_relay(&from) { SLOTS } else { 0 },
-                    mechanism: Mechanism::Copy,
-                    seconds: trees,
-                });
-            }
+    Some(bound)
+}
+
+/// Returns two trees from the first device of `order` to all others. Each of the others is a leaf of at least one tree.
+fn pair_of_trees(order: &[usize]) -> Vec<Tree> {
+    let members = order.len() - 1;
+    // In a range of positions, the device at the position with the most factors of two receives the data first. It sends the data to one
+    // device in the range before it and to one in the range after it. So only devices at even positions forward data.
+    fn join(tree: &mut Tree, from: usize, (first, last): (usize, usize), name: &impl Fn(usize) -> usize) {
+        if let Some(top) = (first..=last).max_by_key(|place| (place.trailing_zeros(), std::cmp::Reverse(*place))) {
+            tree.push((from, name(top)));
+            join(tree, name(top), (first, top - 1), name);
+            join(tree, name(top), (top + 1, last), name);
         }
     }
-    // Rejections of paths without a route are kept, except for devices through which the data now passes.
-    for group in groups.iter().filter(|group| group.members.len() == 1) {
-        for &transfer in group.sources.iter().flat_map(|source| &source.transfers) {
-            let plan = &mut transfers[transfer as usize];
-            let is_passed = |device: DeviceId| plan.paths.iter().any(|path| path.via == Some(device) || path.earlier.contains(&device));
-            let before = star.into_iter().flat_map(|star| star.transfers[transfer as usize].rejected.iter());
-            let stays = |rejection: &&Rejection| rejection.reason == Reason::NoRoute && !rejection.via.is_some_and(is_passed);
-            plan.rejected = Arc::new(before.filter(stays).cloned().collect());
-        }
-    }
-    // The simulator and the model make different simplifications. The predicted time of a plan is the model's, so it is scaled by the
-    // simulated gain.
-    let predicted = star.map_or(trees, |star| star.predicted * trees / before);
-    let one_path = star.map_or(predicted, |star| star.one_path);
-    Some(Plan { transfers, program: Arc::new(program), options: *options, executor, threads: None, predicted, one_path })
+    let (mut even, mut odd) = (Tree::new(), Tree::new());
+    join(&mut even, order[0], (1, members), &|place| order[place]);
+    // In the second tree, devices at even positions of the first tree are at odd positions: positions are mirrored, or shifted by one if
+    // their number is odd.
+    join(&mut odd, order[0], (1, members), &|place| order[if members % 2 == 0 { members + 1 - place } else { place % members + 1 }]);
+    vec![even, odd]
 }
 
 /// Returns the indices of the transfers that belong to no group.
-pub(super) fn rest_of(batch: &[Shape], groups: &[SourceGroup]) -> Vec<u32> {
+fn rest_of(batch: &[Shape], groups: &[SourceGroup]) -> Vec<u32> {
     let mut is_member = vec![false; batch.len()];
     let members = groups.iter().flat_map(|group| &group.sources).flat_map(|source| &source.transfers);
     members.for_each(|transfer| is_member[*transfer as usize] = true);
     (0..batch.len() as u32).filter(|transfer| !is_member[*transfer as usize]).collect()
-}
-
-/// Returns a copy of a program that was planned for the given transfers of the batch, with transfer indices of the whole batch.
-fn renamed(program: &Program, transfers: &[u32]) -> Program {
-    let mut program = program.clone();
-    for copy in program.ops.iter_mut().flat_map(|op| &mut op.copies) {
-        for place in [&mut copy.from, &mut copy.to] {
-            if let Place::Source { transfer, .. } | Place::Destination { transfer, .. } = place {
-                *transfer = transfers[*transfer as usize];
-            }
-        }
-    }
-    program
 }
 
 impl Share {
@@ -402,6 +384,77 @@ impl Share {
 }
 
 impl Problem<'_> {
+    /// Proposes the program that results from the parameters of one attempt. Real machines reach the fraction `part` of its simulated rate.
+    /// Returns `None` without a proposal if the data cannot be divided or staged, if no device would forward data, or if a transfer would
+    /// use too many paths.
+    fn offer(&self, attempt: &Try, trees: &[Vec<Tree>], part: f64, rest: Option<&Plan>, judge: &mut Judge<'_, Basis>) -> Option<()> {
+        let mut shares = self.shares(attempt, trees)?;
+        // A transfer uses at most `max_paths` paths.
+        let paths = |group: usize| shares.iter().filter(|share| share.group == group).count();
+        if shares.iter().all(|share| depth(&share.tree) < 2)
+            || (0..self.groups.len()).any(|group| paths(group) > self.options.max_paths as usize)
+        {
+            return None;
+        }
+        self.give_chunks(&mut shares, attempt)?;
+        let copies = |shares: &[Share]| shares.iter().map(|share| share.chunks.len() * share.tree.len()).sum::<usize>();
+        let issued = copies(&shares) as f64 * executor::issue(self.options, self.machine.costs()) / (MOST_ISSUED * self.bound);
+        let coarser = [1.0, issued].into_iter().take(if issued > 1.0 && issued.is_finite() { 2 } else { 1 });
+        for factor in coarser {
+            shares.iter_mut().for_each(|share| share.chunks.clear());
+            self.give_chunks(&mut shares, &Try { chunks: attempt.chunks / factor, ..*attempt })?;
+            if !judge.is_too_much(copies(&shares) as u64) {
+                let program = self.lowered(&shares, attempt.lanes);
+                judge.offer_at(part, program, || Basis::Transfers(self.transfers(&shares, rest)));
+            }
+        }
+        Some(())
+    }
+
+    /// Returns the plans of all transfers of the batch. Transfers that are in no group keep their plan in `rest`.
+    fn transfers(&self, shares: &[Share], rest: Option<&Plan>) -> Vec<TransferPlan> {
+        let Problem { batch, groups, network, flows, .. } = self;
+        let plan_of = |shape: &Shape| TransferPlan { shape: *shape, paths: Arc::default(), rejected: Arc::default() };
+        let mut transfers: Vec<TransferPlan> = batch.iter().map(plan_of).collect();
+        for (own, &transfer) in rest.into_iter().flat_map(|rest| &rest.transfers).zip(&rest_of(batch, groups)) {
+            transfers[transfer as usize] = own.clone();
+        }
+        for share in shares {
+            let (group, flow) = (&groups[share.group], &flows[share.group]);
+            for chunks in share.chunks.chunk_by(|a, b| a.source == b.source) {
+                for (member, &transfer) in group.sources[chunks[0].source].transfers.iter().enumerate() {
+                    let before = |device: usize| share.tree.iter().find(|hop| hop.1 == device).map_or(flow.src, |hop| hop.0);
+                    let from = before(flow.to[member]);
+                    let is_relay = |device: &usize| *device != flow.src && !flow.to.contains(device);
+                    let relays = std::iter::successors(Some(from), |device| Some(before(*device))).take_while(is_relay);
+                    let mut earlier: SmallVec<[DeviceId; 1]> = relays.skip(1).map(|device| network.devices[device]).collect();
+                    earlier.reverse();
+                    let bytes = chunks.iter().map(|chunk| chunk.bytes).sum::<u64>();
+                    Arc::make_mut(&mut transfers[transfer as usize].paths).push(PathPlan {
+                        via: (from != flow.src).then(|| network.devices[from]),
+                        earlier,
+                        offset: chunks[0].offset,
+                        bytes,
+                        chunks: chunks.len() as u32,
+                        chunk_bytes: share.chunk_bytes,
+                        slots: if is_relay(&from) { share.slots } else { 0 },
+                        mechanism: Mechanism::Copy,
+                        seconds: self.alone(share, bytes),
+                    });
+                }
+            }
+        }
+        transfers
+    }
+
+    /// Returns the modelled time in which a share's tree delivers this number of bytes, in seconds, if no other copies use its links.
+    fn alone(&self, share: &Share, bytes: u64) -> f64 {
+        let (costs, flow) = (self.machine.costs(), &self.flows[share.group]);
+        let slowest = share.tree.iter().flat_map(|hop| self.network.work_of(flow, *hop)).map(|work| work.1).fold(0.0, f64::max);
+        let before = f64::from(depth(&share.tree) - 1) * (costs.chunk_via_gpu + share.chunk_bytes.min(bytes) as f64 * slowest);
+        costs.copy + before + bytes as f64 * slowest
+    }
+
     /// Returns trees with the number of bytes that each distributes. Chunks are assigned later by [`Problem::give_chunks`]. Returns `None`
     /// if a group has no tree or the solver fails.
     fn shares(&self, Try { trees, least_share, .. }: &Try, priced: &[Vec<Tree>]) -> Option<Vec<Share>> {
@@ -409,8 +462,8 @@ impl Problem<'_> {
         let resources = machine.resources().len();
         let mut found = if *trees == Candidates::Priced { priced.to_vec() } else { vec![Vec::new(); flows.len()] };
         for (flow, found) in flows.iter().zip(&mut found) {
-            // Some trees are always tried: the star, and for each member the tree in which it forwards to all others. Behind a switch these
-            // are as fast as any, and have only two successive copies.
+            // The star, and for each member the tree in which it forwards the data to all others. Behind a switch these are as fast as any
+            // trees, and have at most two successive copies.
             let hub = |hub: &usize| {
                 let others = flow.to.iter().filter(|member| *member != hub).map(|member| (*hub, *member));
                 std::iter::once((flow.src, *hub)).chain(others).collect()
@@ -422,12 +475,16 @@ impl Problem<'_> {
             let chain: Tree = order.windows(2).map(|hop| (hop[0], hop[1])).collect();
             let fixed: Vec<Tree> = match trees {
                 Candidates::Chain => vec![chain],
+                Candidates::Pair => pair_of_trees(&order),
                 _ => flow.to.iter().map(hub).chain([star]).collect(),
             };
             for tree in fixed {
                 if tree.iter().all(|(from, to)| network.joins(*from, *to)) && !found.contains(&tree) {
                     found.push(tree);
                 }
+            }
+            if *trees == Candidates::Pair && found.len() < 2 {
+                return None;
             }
             // No copy engine copies between host memories.
             let is_host = |device: usize| network.devices[device].is_host();
@@ -501,7 +558,7 @@ impl Problem<'_> {
                 let bytes = if at + 1 == count { left } else { share };
                 left -= bytes;
                 if bytes > 0 {
-                    result.push(Share { group: number, tree, bytes, chunks: Vec::new(), chunk_bytes: 0 });
+                    result.push(Share { group: number, tree, bytes, chunks: Vec::new(), chunk_bytes: 0, slots: 0 });
                 }
             }
         }
@@ -517,18 +574,28 @@ impl Problem<'_> {
         let hosts = (0..rings.len()).filter(|device| network.devices[*device].is_host()).map(|device| rings[device]).sum::<u64>();
         let room = |device: usize| {
             let left = options.staging_bytes.saturating_sub(rest.staging_bytes(network.devices[device]));
-            let own = left / (rings[device] * u64::from(SLOTS));
-            if network.devices[device].is_host() { own.min(HOST_RINGS / (hosts * u64::from(SLOTS))) } else { own }
+            let own = left / rings[device];
+            if network.devices[device].is_host() { own.min(HOST_RINGS / hosts) } else { own }
         };
+        // For each pair of devices, the number of trees with a copy from the first device to the second.
+        let mut users: ahash::HashMap<(usize, usize), u32> = ahash::HashMap::default();
+        shares.iter().flat_map(|share| &share.tree).for_each(|hop| *users.entry(*hop).or_default() += 1);
         // For each group, the next source and offset to assign to a chunk.
         let mut begin = vec![(0, 0); groups.len()];
         for share in shares {
             let (group, flow) = (&groups[share.group], &flows[share.group]);
-            let most = share.relays(flow).map(|device| room(device).min(MOST_STAGED)).min().unwrap_or(u64::MAX) / GRAIN * GRAIN;
-            if most < LEAST_CHUNK {
+            let room = share.relays(flow).map(room).min().unwrap_or(u64::MAX);
+            let is_alone = share.tree.len() == 1 && users[&share.tree[0]] == 1;
+            let wanted = self.chunk_bytes(share, by, is_alone);
+            // A ring has as few slots as hold all chunks, or else the largest number. A chunk also ends where a source ends.
+            let chunk_bytes = |slots: u32| wanted.min(room / u64::from(slots) / GRAIN * GRAIN);
+            let is_enough =
+                |slots: &u32| chunk_bytes(*slots) * u64::from(*slots).saturating_sub(group.sources.len() as u64 - 1) >= share.bytes;
+            share.slots = (1..SLOTS).find(is_enough).unwrap_or(SLOTS);
+            share.chunk_bytes = chunk_bytes(share.slots);
+            if share.chunk_bytes == 0 {
                 return None;
             }
-            share.chunk_bytes = self.chunk_bytes(share, by).min(most);
             let (source, offset) = &mut begin[share.group];
             let mut left = share.bytes;
             while left > 0 {
@@ -548,24 +615,26 @@ impl Problem<'_> {
     }
 
     /// Returns the chunk size of a tree, in bytes. The number of chunks is the square root of (time of the copies before the last / time of
-    /// a synchronisation), unless the options set it.
-    fn chunk_bytes(&self, share: &Share, by: &Try) -> u64 {
+    /// a synchronisation), times [`Try::chunks`], unless the options set it. The data is one chunk if no device forwards it and there is
+    /// one lane (internal stream) between two devices, or if `is_alone`. `is_alone` is true if the tree is a single copy and no other tree
+    /// copies between its two devices.
+    fn chunk_bytes(&self, share: &Share, by: &Try, is_alone: bool) -> u64 {
         let Problem { machine, options, network, flows, .. } = self;
         let (Share { tree, bytes, .. }, flow) = (share, &flows[share.group]);
         let hops = depth(tree).saturating_sub(1).max(by.lanes as u32 - 1);
-        if hops == 0 {
+        if hops == 0 || is_alone {
             return *bytes;
         }
         let slowest = tree.iter().flat_map(|hop| network.work_of(flow, *hop)).map(|work| work.1).fold(0.0, f64::max);
         let seconds = *bytes as f64 * slowest;
-        let best = ((f64::from(hops) * seconds / machine.costs().chunk_via_gpu).sqrt() * by.chunks) as u64;
-        let chunk = bytes.div_ceil(best.clamp(2, MOST_CHUNKS)).max(LEAST_CHUNK);
-        let passes_host = share.relays(flow).any(|device| network.devices[device].is_host());
-        let chunk = match if passes_host { options.host_chunks } else { options.relay_chunks } {
-            Some(count) => bytes.div_ceil(u64::from(count)),
-            None => options.chunk_bytes.map_or(chunk, |asked| chunk.min(asked)),
-        };
-        chunk.div_ceil(GRAIN).saturating_mul(GRAIN).min(*bytes)
+        let best = (f64::from(hops) * seconds / machine.costs().chunk_via_gpu).sqrt();
+        // A single chunk is forwarded only when all of it has arrived.
+        let least = if best < 2.0 { 1 } else { 2 };
+        let count = ((best * by.chunks) as u64).clamp(least, MOST_CHUNKS);
+        let chunk = bytes.div_ceil(count).next_multiple_of(GRAIN);
+        let relays = || share.relays(flow).map(|device| network.devices[device]);
+        let via = relays().find(|device| device.is_host()).or_else(|| relays().next()).unwrap_or(DeviceId::gpu(0));
+        options.chunk(via, *bytes).unwrap_or(chunk).min(*bytes)
     }
 
     /// Returns the program of the batch: that of the other transfers, followed by the chunks of all trees, which run concurrently.
@@ -592,14 +661,14 @@ impl Problem<'_> {
         for (at, share) in shares.iter().enumerate() {
             for relay in share.relays(&flows[share.group]) {
                 rings.push(((at, relay), RingId(program.rings.len() as u32)));
-                program.rings.push(Ring { device: network.devices[relay], slots: SLOTS, slot_bytes: share.chunk_bytes });
+                program.rings.push(Ring { device: network.devices[relay], slots: share.slots, slot_bytes: share.chunk_bytes });
             }
         }
         // For each tree, chunk and device: the operation that brings the chunk there, and those that read it from a staging slot.
         let mut arrived: ahash::HashMap<(usize, usize, usize), OpId> = ahash::HashMap::default();
         let mut read: ahash::HashMap<(usize, usize, usize), SmallVec<[OpId; 2]>> = ahash::HashMap::default();
         for (_, at, chunk, hop) in order {
-            let Share { group, tree, chunks, .. } = &shares[at];
+            let Share { group, tree, chunks, slots, .. } = &shares[at];
             let (flow, (from, to)) = (&flows[*group], tree[hop]);
             let Chunk { source, offset, bytes } = chunks[chunk];
             let transfers = &groups[*group].sources[source].transfers;
@@ -607,7 +676,7 @@ impl Problem<'_> {
                 Some(member) => Place::Destination { transfer: transfers[member], offset },
                 None => {
                     let ring = rings.iter().find(|ring| ring.0 == (at, device)).map_or(RingId(u32::MAX), |ring| ring.1);
-                    Place::Slot { ring, slot: chunk as u32 % SLOTS }
+                    Place::Slot { ring, slot: chunk as u32 % slots }
                 }
             };
             let to_member = flow.to.iter().position(|member| *member == to).unwrap_or(0);
@@ -626,7 +695,7 @@ impl Problem<'_> {
             *chunks += 1;
             let op = OpId(program.ops.len() as u32);
             let mut after: SmallVec<[OpId; 2]> = arrived.get(&(at, chunk, from)).copied().into_iter().collect();
-            if let (Place::Slot { .. }, Some(before)) = (to_place, chunk.checked_sub(SLOTS as usize)) {
+            if let (Place::Slot { .. }, Some(before)) = (to_place, chunk.checked_sub(*slots as usize)) {
                 after.extend(read.remove(&(at, before, to)).into_iter().flatten());
             }
             if let Place::Slot { .. } = from_place {

@@ -114,6 +114,10 @@ costs! {
         "Host time for each further node of a graph.",
         None,
         "explicit graphs of 1 to 64 copies that alternate between two branches: 1.91 to 92 us, 1.43 us for each further one";
+    graph_gap: Seconds = 12e-6,
+        "Idle time between two plain copies that follow each other in a branch of a graph.",
+        None,
+        "all-to-all and two copies of 16 MiB: some 12 us, in a stream 4";
     graph_instantiate: Seconds = 1.5e-6,
         "Host time to build and instantiate a graph before its first launch, for each of its copies. The simulator uses it, plans do not.",
         None,
@@ -146,6 +150,10 @@ costs! {
         "Fraction of a PCIe link's bandwidth that the driver's own copy to pageable host memory reaches.",
         None,
         "two H100, 2026-11-24: 18.7 of 55 GB/s";
+    scattered: Part = 0.6,
+        "Fraction of the simulated rate that copy engines behind a switch reach if GPUs exchange chunks with many other GPUs.",
+        None,
+        "one of four H200 to the others, 2026-11-28: 1 GiB 4.8 ms scattered and exchanged, 3.07 in a chain; 16 MiB 0.255 and 0.140";
     thread_copy: Part = 0.14,
         "Fraction of a PCIe link's bandwidth that one CPU thread reaches between pageable and pinned memory.",
         None,

@@ -103,6 +103,21 @@ impl Machine {
         machine
     }
 
+    /// Returns this machine with new GPU numbers: GPU `n` of the result is GPU `gpus[n]` of this machine. `gpus` contains each GPU once.
+    /// The topology stays unchanged.
+    pub fn renumbered(&self, gpus: &[u32]) -> Machine {
+        let mut machine = self.clone();
+        let count = self.devices.len();
+        let old = |at: usize| gpus.get(at).map_or(at, |gpu| *gpu as usize);
+        for from in 0..count {
+            machine.devices[from] = self.devices[old(from)];
+            for to in 0..count {
+                machine.routes[from * count + to].clone_from(&self.routes[old(from) * count + old(to)]);
+            }
+        }
+        machine
+    }
+
     /// Returns this machine with each resource's capacity multiplied by the result of `factor`, which must be greater than 0. The routes
     /// stay unchanged, because copy engines use their route however slow it is. The topology stays unchanged too.
     pub fn scaled(&self, factor: impl Fn(ResourceId) -> f64) -> Machine {

@@ -125,7 +125,9 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
         kernel_segment: scale / 10.0,
         kernel_efficiency: 0.9,
         graph_instantiate: scale,
-        // With a driver that is slow for pageable memory, copies by threads are worthwhile.
+        graph_gap: 6.0 * scale,
+        scattered: 0.6,
+        // With a driver that is slow for pageable memory, threads are worthwhile.
         pageable_to_gpu: [0.001, 0.2][random.below(2) as usize],
         pageable_from_gpu: [0.001, 0.3][random.below(2) as usize],
         thread_copy: 0.14,

@@ -69,7 +69,8 @@ fn made_by_executions(engine: Engine, peers: bool, bytes: u64, is_prepared: bool
     let to = [GPU1, GPU0, GPU1].map(|device| context.allocate(device, bytes).expect("memory"));
     let transfer = |(dst, src)| Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes };
     let transfers: Vec<Transfer> = to.into_iter().zip(from).map(transfer).collect();
-    let plan = context.plan(&transfers, &PlanOptions { engine: Some(engine), ..PlanOptions::default() }).expect("a plan");
+    let options = PlanOptions { engine: Some(engine), adapt: Some(false), ..PlanOptions::default() };
+    let plan = context.plan(&transfers, &options).expect("a plan");
     let stream = context.create_stream(GPU0).expect("a stream");
     for (seed, (src, dst)) in from.into_iter().zip(to).enumerate() {
         write(src, bytes as usize, seed);

@@ -191,8 +191,9 @@ fn executions_that_share_staging_wait_for_each_other_unless_their_stream_orders_
         let context = context_on(driver);
         let bytes = 3 << 20;
         let [src, dst] = [GPU0, GPU1].map(|device| context.allocate(device, bytes).expect("memory"));
-        let plan =
-            context.plan(&[Transfer { dst, dst_device: GPU1, src, src_device: GPU0, bytes }], &PlanOptions::default()).expect("a plan");
+        let transfer = Transfer { dst, dst_device: GPU1, src, src_device: GPU0, bytes };
+        let options = PlanOptions { engine: Some(Engine::Graph), adapt: Some(false), ..PlanOptions::default() };
+        let plan = context.plan(&[transfer], &options).expect("a plan");
         assert!(plan.staging_bytes() > 0);
         // The first execution has no predecessor. The second has none either, because adding the first entry to the table of users removes
         // completed executions, and all work of the double completes immediately.

@@ -12,10 +12,13 @@
 //! - Issuing on streams takes `issue` per operation, and `batch_segment` per segment of a batched copy. A graph takes `graph_launch +
 //!   graph_node·(copies−1)`. Its first launch also takes `graph_instantiate·copies`.
 //! - The first byte of an operation moves after it has been issued, after its startup time, and after each hop's latency. The startup time
-//!   is `copy`, `batch + batch_segment·segments` or `kernel + kernel_segment·segments`.
+//!   is `copy`, `batch + batch_segment·segments` or `kernel + kernel_segment·segments`. A copy that is issued on a stream of the
+//!   destination GPU starts `pull` later.
 //! - Operations of one lane run in order. An operation that waits for another lane, or that another lane waits for, starts `chunk_via_host`
-//!   after the last operation that it waits for. Other operations start `issue` after the previous one. The first lane is the caller's
-//!   stream; the others fork from it and join it, which takes `fork_join_staged/2` each.
+//!   or `chunk_via_gpu` after the last operation that it waits for. On streams, other operations start `issue` after the previous one; in a
+//!   graph, they start `graph_gap` after it.
+//! - The first lane is the caller's stream; the others fork from it and join it. This takes `fork_join_staged` if operations wait for other
+//!   lanes. If not, it takes `fork_join_gpus` if several GPUs issue the lanes, and no time if one GPU issues all of them.
 //! - Staging rings are placed in a bounded arena per device. Executions whose slots overlap run one after the other, `fork_join_staged/2`
 //!   apart. At most 32 MiB of the rings that all processes use stay in the processor's cache. Copies of data in this part use
 //!   [`staged`](crate::topology::Resource::staged) bytes of capacity per byte; other copies of staged data use as much as direct copies.
@@ -127,7 +130,7 @@ struct Stretch<'a> {
     to: DeviceId,
     bytes: u64,
     route: &'a Route,
-    /// Fraction of the links' rate that the copy reaches; less than 1 if the driver stages pageable memory.
+    /// Fraction of the links' rate that the copy reaches; less than 1 if the driver stages pageable memory for it.
     part: f64,
 }
 
@@ -302,8 +305,8 @@ pub struct SegmentFlow {
     pub to: DeviceId,
     /// Rate of the flow, bytes/s.
     pub rate: f64,
-    /// Capacity that each byte/s of the flow uses on each resource of its route. It is 1, or more if a kernel occupies more capacity than
-    /// the data needs.
+    /// Capacity that each byte/s of the flow uses on each resource of its route. It is 1, or more if a kernel or the driver's copy of
+    /// pageable memory occupies more capacity than the data needs.
     pub draw: f64,
     /// Fraction of the data that stays in the processor's cache between the two hops of a staged path.
     /// [`Resource::draw`](crate::topology::Resource::draw) computes the capacity that the data then uses.

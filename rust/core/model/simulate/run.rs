@@ -8,7 +8,7 @@ use super::report::{self, ExecutionTimes, OpTimes, Use};
 use super::{Action, Executor, Scenario, Segment, SegmentFlow, Simulation, Stretch};
 use crate::model::max_min::{FlowRate, MaxMin};
 use crate::model::{BOTH_WAYS, HOST_RINGS, thread_rate};
-use crate::program::{Mechanism, Op, Place, Program};
+use crate::program::{Gpus, Mechanism, Op, Place, Program};
 use crate::topology::{Costs, DeviceId};
 use std::borrow::{Borrow, BorrowMut};
 use std::cmp::Ordering;
@@ -79,6 +79,39 @@ impl OpOrder {
     }
 }
 
+/// Costs of an execution's lanes (internal streams) beyond the first; see [`lane_costs`].
+#[derive(Copy, Clone, Default)]
+struct LaneCosts {
+    /// Time to fork the lanes from the caller's stream and to join them to it again, seconds. One half is spent before the lanes start, and
+    /// the other half after they end.
+    fork_join: f64,
+    /// GPU that issues all copies if forking and joining is free. Otherwise `None`: each lane's own GPU issues the copies of the lane.
+    home: Option<DeviceId>,
+}
+
+/// Returns the costs of the lanes (internal streams) of an execution.
+///
+/// If operations wait for operations of other lanes, forking and joining costs `fork_join_staged`. Other lanes are free if they are streams
+/// of one GPU that may issue all of them. That GPU then reads the data that other GPUs would otherwise write. In other cases the cost is
+/// `fork_join_gpus`, plus `issue` for each GPU beyond the second, because streams of different GPUs need events to wait for each other. A
+/// graph always needs such synchronisation if its lanes belong to different GPUs: copies in both directions of 1, 4 and 16 MiB took 14.2,
+/// 22.5 and 56 us on streams of one GPU, and 16.2, 25 to 30 and 61 to 63 us as a graph (two H200).
+fn lane_costs(scenario: &Scenario<'_>, submitted: &super::Submitted, shape: &OpOrder) -> LaneCosts {
+    let (costs, lanes) = (scenario.machine.costs(), &scenario.programs[submitted.bound].program.lanes);
+    if shape.ops.iter().any(|links| links.hands_over) {
+        return LaneCosts { fork_join: costs.fork_join_staged, home: None };
+    }
+    let Some(first) = lanes.first() else { return LaneCosts::default() };
+    let may_work = |device: DeviceId| lanes.iter().all(|lane| lane.devices().any(|other| other == device));
+    let home = first.devices().find(|device| may_work(*device));
+    let is_one = lanes.iter().all(|lane| lane.device == first.device);
+    if home.is_some() && (is_one || submitted.executor == Executor::Streams) {
+        return LaneCosts { fork_join: 0.0, home };
+    }
+    let gpus: Gpus = lanes.iter().map(|lane| lane.device).collect();
+    LaneCosts { fork_join: costs.fork_join_gpus + costs.issue * gpus.iter().count().saturating_sub(2) as f64, home: None }
+}
+
 /// Returns the device of the staging slot that the operation's first copy uses; `None` if it uses none. All copies of an operation belong
 /// to one path.
 fn staged_in(program: &Program, op: &Op) -> Option<DeviceId> {
@@ -111,6 +144,8 @@ struct ExecutionState {
     conditions: usize,
     /// Start time of the first internal stream, which is the caller's stream, and start time of the other internal streams, seconds.
     start: (f64, f64),
+    /// Costs of the internal streams beyond the first.
+    lanes: LaneCosts,
     times: ExecutionTimes,
     is_issued: bool,
     /// True if the execution's staging rings are currently counted in [`Run::host_rings`].
@@ -235,6 +270,7 @@ impl<'s, 'a> Run<'s, 'a> {
                 // The execution also waits for the launch of its kernel.
                 conditions: submitted.after.len() + usize::from(submitted.kernel > 0.0),
                 start: (0.0, 0.0),
+                lanes: lane_costs(scenario, submitted, shape),
                 times: ExecutionTimes::default(),
                 is_issued: false,
                 stages: false,
@@ -276,7 +312,7 @@ impl<'s, 'a> Run<'s, 'a> {
         report::report(self.scenario, ops.collect(), executions, &self.uses)
     }
 
-    /// Runs the scenario and returns the time at which the last execution is done.
+    /// Runs the scenario and returns the time at which the last execution is done, in seconds.
     pub fn seconds(mut self) -> f64 {
         self.run_to_end(None);
         self.executions.iter().map(|execution| execution.times.done).fold(0.0, f64::max)
@@ -365,7 +401,7 @@ impl<'s, 'a> Run<'s, 'a> {
         let Costs {
             copy,
             issue,
-            fork_join_staged: join,
+            pull,
             batch,
             batch_segment,
             kernel,
@@ -376,6 +412,7 @@ impl<'s, 'a> Run<'s, 'a> {
             ..
         } = *self.costs;
         let as_graph = submitted.executor != Executor::Streams;
+        let LaneCosts { fork_join: join, home } = self.executions[execution].lanes;
         let mut at = time;
         if submitted.kernel > 0.0 {
             self.come_after(execution, (time + kernel, time + kernel));
@@ -388,6 +425,7 @@ impl<'s, 'a> Run<'s, 'a> {
             let copies = op.copies.len() as f64;
             let (head, calls) = match op.mechanism {
                 Mechanism::Copy | Mechanism::Batch if as_graph => (copy, graph_node * copies),
+                Mechanism::Copy if home.is_some_and(|home| home != program.lanes[op.lane.0 as usize].device) => (copy + pull, issue),
                 Mechanism::Copy => (copy, issue),
                 Mechanism::Batch => (batch + batch_segment * copies, issue + batch_segment * copies),
                 // The host thread issues nothing here, because copy threads that already run make the copies.
@@ -421,7 +459,7 @@ impl<'s, 'a> Run<'s, 'a> {
     /// Records that a condition of an execution is met. `times` are the earliest start times of its first internal stream and of the
     /// others. After the last condition, the execution's kernel runs and then its internal streams start.
     fn come_after(&mut self, execution: usize, times: (f64, f64)) {
-        let Costs { issue, fork_join_staged: join, .. } = *self.costs;
+        let (issue, join) = (self.costs.issue, self.executions[execution].lanes.fork_join);
         let kernel = self.scenario.executions[execution].kernel;
         let state = &mut self.executions[execution];
         state.start = (state.start.0.max(times.0), state.start.1.max(times.1));
@@ -556,19 +594,21 @@ impl<'s, 'a> Run<'s, 'a> {
         }
         state.end = now;
         let (execution, index) = (state.execution as usize, state.index as usize);
-        let Costs { issue, fork_join_staged: join, .. } = *self.costs;
-        let bound = self.scenario.executions[execution].bound;
+        let Costs { issue, graph_gap, .. } = *self.costs;
+        let super::Submitted { bound, executor, .. } = self.scenario.executions[execution];
+        let follow = if executor == Executor::Streams { issue } else { graph_gap };
         let base = self.executions[execution].base;
         let links = self.shapes[bound].ops[index].clone();
         if let Some(next) = links.next_on_lane {
             let next_links = &self.shapes[bound].ops[next as usize];
-            let gap = if next_links.hands_over { next_links.chunk_gap(self.costs) } else { issue };
+            let gap = if next_links.hands_over { next_links.chunk_gap(self.costs) } else { follow };
             self.met(base + next as usize, now + gap);
         }
         for at in links.awaited_by {
             let waiting = self.shapes[bound].waiting[at] as usize;
             self.met(base + waiting, now + self.shapes[bound].ops[waiting].chunk_gap(self.costs));
         }
+        let join = self.executions[execution].lanes.fork_join;
         let state = &mut self.executions[execution];
         state.times.done = state.times.done.max(now + if links.lane > 0 { join / 2.0 } else { 0.0 });
         state.ops_left -= 1;
