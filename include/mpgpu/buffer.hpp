@@ -35,8 +35,9 @@ template <class T> class buffer : public detail::memory_owner<T, detail::freed_i
         return buffer(mp_alloc_shared, ctx, where, size, failed);
     }
 
-    /// Makes the destructor free the memory in the order of `stream`, without blocking: after all work that is enqueued
-    /// in `stream` when the destructor runs. While `stream` is being captured, the destructor blocks instead.
+    /// Makes the destructor free the memory in stream order, like `cudaFreeAsync`, without blocking: the memory is
+    /// freed after all work that is enqueued in `stream` when the destructor runs. While `stream` is being captured,
+    /// the destructor blocks instead.
     ///
     /// Work in other streams that uses the memory must be ordered before that point, for example by events. `stream`
     /// must outlive this buffer. `mp_free_async` describes when the memory becomes available again.

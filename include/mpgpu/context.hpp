@@ -185,40 +185,40 @@ class context {
         failed.report(mp_stream_synchronize(get(), stream.get()));
     }
 
-    /// Blocks the calling thread until the counter of `signal` has reached its value, but at most `seconds` seconds.
-    /// With 0 seconds it checks once. The counter must be in host memory that this context has allocated. Throws
-    /// `timeout`, `argument_error`. Throws `peer_gone` if a process that could have set the counter has exited.
+    /// Blocks the calling thread until the counter of `signal` is at least `signal.value`, but for at most `seconds`
+    /// seconds. With 0 seconds it checks once. The counter must be in host memory that this context has allocated.
+    /// Throws `timeout`, `argument_error`. Throws `peer_gone` if a process that could have set the counter has exited.
     void synchronize(const signal_value &signal, double seconds, on_error failed = {}) const {
         failed.report(mp_signal_synchronize(get(), signal.counter, signal.value, seconds));
     }
 
-    /// Returns true if the counter of `signal` has reached its value. Does not block. The counter must be in host
-    /// memory that this context has allocated. Throws `argument_error`, `peer_gone` in the cases in which `synchronize`
-    /// throws them.
+    /// Returns true if the counter of `signal` is at least `signal.value`. Does not block. The counter must be in host
+    /// memory that this context has allocated. Throws `argument_error` and `peer_gone` in the cases in which
+    /// `synchronize` throws them.
     [[nodiscard]] bool is_reached(const signal_value &signal, on_error failed = {}) const {
         std::int32_t reached = 0;
         failed.report(mp_signal_test(get(), signal.counter, signal.value, &reached));
         return reached != 0;
     }
 
-    /// Returns the value of a counter. The calling thread then sees all data that were written before the counter was
-    /// set to this value. Throws the exceptions of `raise_from_host`.
+    /// Returns the current value of the counter at the address `counter`. The calling thread then sees all data that
+    /// were written before the counter was set to the returned value. Throws the exceptions of `raise_from_host`.
     [[nodiscard]] std::uint64_t read_counter(const std::uint64_t *counter, on_error failed = {}) const {
         std::uint64_t value = 0;
         failed.report(mp_signal_read(get(), counter, &value));
         return value;
     }
 
-    /// Sets the counter of `signal` to its value immediately, from the calling thread. `raise` sets it in stream order
-    /// instead. A process that sees the value also sees all data that this thread has written. Throws `argument_error`.
-    /// Throws `not_supported` for memory that the CPU cannot access, and `peer_gone` if the owner of the memory has
-    /// exited or has freed it.
+    /// Sets the counter of `signal` to `signal.value` immediately, from the calling thread. `raise` sets counters in
+    /// stream order instead. A process that sees the new value also sees all data that this thread has written. Throws
+    /// `argument_error`. Throws `not_supported` for memory that the CPU cannot access, and `peer_gone` if the owner of
+    /// the memory has exited or has freed it.
     void raise_from_host(const signal_value &signal, on_error failed = {}) const {
         failed.report(mp_signal_raise(get(), signal.counter, signal.value));
     }
 
-    /// Enqueues a call of `task()` on a CPU thread, in the order of `stream`, which need not be an `mpgpu::stream`. See
-    /// `stream::launch_host`.
+    /// Enqueues a call of `task()` on a CPU thread, in stream order: after all earlier work in `stream` and before all
+    /// later work. `stream` need not be an `mpgpu::stream`. See `stream::launch_host`.
     template <class Task> void launch_host(stream_view stream, Task &&task, on_error failed = {}) const {
         failed.report(detail::launch_host(get(), stream.get(), std::forward<Task>(task)));
     }
@@ -227,9 +227,9 @@ class context {
     /// need not be an `mpgpu::stream`. Does not block. Throws the exceptions of `stream::wait`.
     inline void wait(stream_view stream, const event &ev, on_error failed = {}) const;
 
-    /// Makes all work that is enqueued in `stream` from now on wait until the counter of each signal has reached its
-    /// value. That work sees all data that were written before the counters were set. Does not block. The counters must
-    /// be in memory that this context has allocated. See `mp_stream_wait_signals`.
+    /// Makes all work that is enqueued in `stream` from now on wait until the counter of each signal `s` in `signals`
+    /// is at least `s.value`. That work sees all data that were written before the counters were set. Does not block.
+    /// The counters must be in memory that this context has allocated. See `mp_stream_wait_signals`.
     ///
     /// Throws `argument_error`, `driver_error`. Throws `not_supported` for imported memory, and `peer_gone` if a
     /// process that could have set a counter has exited.
@@ -237,9 +237,9 @@ class context {
         failed.report(mp_stream_wait_signals(get(), stream.get(), signals.data(), signals.size()));
     }
 
-    /// Sets the counter of each signal to its value, after all work that is enqueued in `stream` so far. Does not
-    /// block. Throws `argument_error`, `driver_error`. Throws `peer_gone` if the owner of a counter's memory has exited
-    /// or has freed it.
+    /// Sets the counter of each signal `s` in `signals` to `s.value`, after all work that is enqueued in `stream` so
+    /// far. Does not block. Throws `argument_error`, `driver_error`. Throws `peer_gone` if the owner of a counter's
+    /// memory has exited or has freed it.
     void raise(stream_view stream, array_view<const signal_value> signals, on_error failed = {}) const {
         failed.report(mp_stream_raise_signals(get(), stream.get(), signals.data(), signals.size()));
     }

@@ -54,7 +54,8 @@
 
 namespace mpgpu {
 
-/// Number that identifies the metadata of a header message (message that describes several parts).
+/// Magic number at the start of the metadata of a header message. A header message describes the parts (buffers) of a
+/// message that has several parts.
 inline constexpr std::uint64_t entry_mark = 0x7972746e65706d00;
 
 namespace detail {
@@ -325,8 +326,8 @@ class entries {
     /// that were called. Never blocks.
     ///
     /// Throws the exceptions of the registered functions, and errors that occur while a message is received. The
-    /// message that caused the exception is then dropped. If `post` had not yet set the destinations of this message, a
-    /// later call may receive the message again.
+    /// message that caused the exception is dropped. Exception: if the message failed before the function `post` (see
+    /// `on_message`) had set its destinations, it may stay queued, and a later call then receives it again.
     std::size_t progress() {
         std::size_t calls = 0;
         for (const registered &of : functions_) {

@@ -2,14 +2,13 @@
 #ifndef MPGPU_EVENT_HPP
 #define MPGPU_EVENT_HPP
 
-/// @file
-/// Events: points in streams for which other streams and the host can wait.
+/// @file Events: points in streams that other streams and the host can wait for.
 
 #include <mpgpu/context.hpp>
 
 namespace mpgpu {
 
-/// Event: a point in a stream for which the host and other streams, of any device, can wait. An event that was never
+/// Event: a point in a stream that the host and other streams, of any device, can wait for. An event that was never
 /// recorded counts as completed.
 ///
 /// Owns its C handle and is move-only. The destructor does not block. Streams that already wait for the event continue

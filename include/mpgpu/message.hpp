@@ -135,8 +135,8 @@ class message_request : public request {
     /// Returns the properties of the message. The request is then empty.
     ///
     /// Throws `message_error` if the message is longer than the buffer or the operation was cancelled. Throws
-    /// `peer_gone`, and `argument_error` if the request is empty. If a `std::error_code` reports a message that is too
-    /// long, the result describes that message.
+    /// `peer_gone`, and `argument_error` if the request is empty. If `failed` is a `std::error_code`, nothing is
+    /// thrown. The result then describes the message even if the message is too long.
     message_info synchronize(on_error failed = {}) {
         message_info message;
         failed.report(mp_wait(handle_.address(), message.address()));
@@ -144,8 +144,9 @@ class message_request : public request {
     }
 
     /// Returns the properties of the message if the operation has ended; the request is then empty. Otherwise returns
-    /// nothing. Does not block. Throws the exceptions of `synchronize`. If a `std::error_code` reports an error of the
-    /// operation, the request is also empty, and the result is the one that `synchronize` returns.
+    /// nothing. Does not block. Throws the exceptions of `synchronize`. If `failed` is a `std::error_code` and the
+    /// operation has ended with an error, the request is also empty, and the result is the one that `synchronize`
+    /// returns.
     [[nodiscard]] std::optional<message_info> test(on_error failed = {}) {
         message_info message;
         std::int32_t done = 0;
@@ -175,8 +176,8 @@ class message_request : public request {
 /// Result of `messenger::describe`: the descriptor of a buffer, and the request that ends when another rank has fetched
 /// the buffer.
 struct described_buffer {
-    message_descriptor descriptor; ///< descriptor for the rank that fetches the buffer
-    message_request released;      ///< request that ends when the buffer has been fetched and may be reused
+    message_descriptor descriptor; ///< descriptor to send to the rank that copies the buffer with `messenger::fetch`
+    message_request released;      ///< request that ends when the buffer has been copied and may be reused
 };
 
 /// Options of a messenger. All ranks pass the same options. 0 selects the default.

@@ -224,17 +224,21 @@ typedef enum {
     MP_SIGNAL_WAIT_KERNEL = 2,
 } mp_signal_wait_t;
 
-/// Agent: the hardware that performs the copies of partitions, for example copy engines or a kernel. A partition is
-/// copied as soon as its producer (the kernel that computes it) has marked it ready.
+/// Agent: the mechanism that moves the partitions of a transfer to their destination: copy engines, or the kernels that
+/// produce the data. With copy engines, a partition is copied as soon as its producer (the kernel that computes it) has
+/// marked it ready.
 typedef enum {
     /// The library chooses how the partitions are copied. By default it uses copy engines, with the number of
     /// partitions that `mp_node_tune_partitions` found best for similar transfers. If rank 0's tuning file has no such
     /// result, the performance model chooses the number.
     ///
-    /// If `arrivals` is off, executions measure several methods and then use the fastest: copy each partition by
-    /// itself, copy several partitions together, or copy all of them after the producers have finished. If `stores` is
-    /// on, a further method is measured: the producers store directly at the destination. If `adapt` of the plan's
-    /// options is off, executions measure nothing.
+    /// If `mp_partition_options_t::arrivals` is off (receivers are not notified of each partition) and
+    /// `mp_plan_options_t::adapt` is on, executions measure several methods and then use the fastest:
+    /// - copy each partition by itself,
+    /// - copy several partitions together,
+    /// - copy all partitions after the producing kernels have finished,
+    /// - if `mp_partition_options_t::stores` is on: let the producing kernels store their results directly at the
+    ///   destination.
     MP_AGENT_AUTO = 0,
     /// Copy engines copy each partition by itself, over all paths of the plan. The copies occupy no multiprocessor.
     MP_AGENT_COPY_ENGINE = 1,
@@ -431,7 +435,8 @@ typedef struct {
     uint64_t relay_gpus;
     /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. There are up to three
     /// variants: with all paths, with all paths but half as much data on the indirect paths, and with only direct
-    /// paths. In plans of `mp_node_plan` this option affects only `MP_AGENT_AUTO`.
+    /// paths. In plans of `mp_node_plan` this option has an effect only for transfers that are divided into partitions
+    /// with `MP_AGENT_AUTO` (the library chooses how partitions are copied).
     mp_switch_t adapt;
     /// Number of chunks into which data are divided on each path through another GPU. Overrides `chunk_bytes`. The
     /// library uses more chunks if the staging limit requires it. 0 lets the library choose.
@@ -598,7 +603,7 @@ typedef struct {
     /// Number of equal partitions into which each transfer is divided, at most 4096. 0 lets the library choose the
     /// number. For partitions of different sizes, divide the data into several transfers.
     uint32_t count;
-    /// Agent (hardware) that performs the copies, for example copy engines. See `mp_agent_t`.
+    /// Agent (mechanism) that moves the partitions to their destination, for example copy engines. See `mp_agent_t`.
     mp_agent_t agent;
     /// `MP_ON` (the default) if receivers are notified when each partition arrives. With copy engines a notification
     /// takes about 2 us per partition. With `MP_AGENT_PRODUCER` receivers are always notified.
@@ -952,8 +957,8 @@ mp_status_t mp_stream_synchronize(mp_context_t context, mp_stream_t stream);
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 mp_status_t mp_stream_get_info(mp_context_t context, mp_stream_t stream, int32_t *device, int32_t *capturing);
 
-/// Enqueues a call of `function(user)` on a CPU thread, in the order of `stream`: after all earlier work and before all
-/// later work. Does not block. May be called from any thread.
+/// Enqueues a call of `function(user)` on a CPU thread, in stream order: after all earlier work in `stream` and before
+/// all later work. Does not block. May be called from any thread.
 ///
 /// The function may block, but must not call this library. On CUDA the driver calls the functions of several streams
 /// one after the other, so a function must not wait for a function in another stream. On the host backend each stream
@@ -1381,9 +1386,9 @@ mp_status_t mp_memory_leave(mp_context_t context, const void *pointer, uint64_t 
 /// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_INVALID_ARGUMENT` if `uuid` is NULL.
 mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 
-/// Makes all work that is enqueued in `stream` from now on wait until each counter in `signals` has reached its value.
-/// The later work sees all data that were written before the counters were set. Does not block. May be called from any
-/// thread.
+/// Makes all work that is enqueued in `stream` from now on wait until the counter of each signal in `signals` is at
+/// least the value of the signal (`mp_signal_t::value`). The later work sees all data that were written before the
+/// counters were set. Does not block. May be called from any thread.
 ///
 /// The counters must be in memory of this context. The receiver therefore waits in its own memory, which it has
 /// exported to the process that sets the counter. `signals` has `count` elements and is read during the call only.
@@ -1391,9 +1396,9 @@ mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 /// these waits have ended.
 ///
 /// If a process that has mapped the memory of a counter exits without closing it, waits for counters in this memory are
-/// abandoned, unless the counters have already reached their values. Later work in the stream, and work in other
-/// streams that is ordered after it, then runs with stale data. The error `MP_ERROR_PEER_GONE` reports abandoned waits
-/// as follows:
+/// abandoned, unless the counters have already reached the values of the signals. Later work in the stream, and work in
+/// other streams that is ordered after it, then runs with stale data. The error `MP_ERROR_PEER_GONE` reports abandoned
+/// waits as follows:
 /// - The next `mp_stream_synchronize` returns the error once, after the work has finished. This applies to a stream
 ///   whose wait was abandoned, and to a stream that has waited for such a stream by `mp_stream_wait_event`.
 /// - `mp_wait`, `mp_test` and `mp_event_synchronize` return the error for work that was enqueued before the stream of
@@ -1402,15 +1407,16 @@ mp_status_t mp_device_uuid(mp_context_t context, int32_t device, uint8_t *uuid);
 ///   order.
 /// - If the abandoned wait was captured in a graph, every stream reports the error, because the library does not know
 ///   the stream in which the graph was launched.
-/// - Later calls are rejected if they would wait for a counter in this memory that can no longer reach its value.
+/// - Later calls are rejected if they would wait for a counter in this memory that can no longer reach the value of the
+///   signal.
 ///
 /// Errors:
 /// - `MP_ERROR_INVALID_POINTER` for a counter that is NULL, not aligned or not in memory that the context knows. The
 ///   text contains the index of the signal.
 /// - `MP_ERROR_NOT_SUPPORTED` for a counter in imported memory, and on CUDA for a counter outside of the memory that
 ///   `mp_signal_t` requires.
-/// - `MP_ERROR_PEER_GONE` if a counter has not reached its value and a process that had mapped its memory has exited
-///   without closing it. Nothing is enqueued.
+/// - `MP_ERROR_PEER_GONE` if a counter has not reached the value of its signal and a process that had mapped its memory
+///   has exited without closing it. Nothing is enqueued.
 /// - `MP_ERROR_INVALID_ARGUMENT` if `signals` is NULL and `count` is not 0.
 /// - `MP_ERROR_INVALID_HANDLE` for the context or the stream.
 mp_status_t mp_stream_wait_signals(mp_context_t context, mp_stream_t stream, const mp_signal_t *signals, size_t count);
@@ -1419,8 +1425,8 @@ mp_status_t mp_stream_wait_signals(mp_context_t context, mp_stream_t stream, con
 /// freed. The library can then end the polling if the process that sets a counter exits. Enqueues nothing and does not
 /// block. May be called from any thread.
 ///
-/// If a process that has mapped the memory exits without closing it, the library sets each counter that has not reached
-/// its value to that value. Every stream then reports `MP_ERROR_PEER_GONE` when it is synchronised, as
+/// If a process that has mapped the memory exits without closing it, the library sets each counter that is less than
+/// the value of its signal to that value. Every stream then reports `MP_ERROR_PEER_GONE` when it is synchronised, as
 /// `mp_stream_wait_signals` describes for captured waits.
 ///
 /// If a counter is declared several times, the greatest value is used. Declaring the same value again only checks for
@@ -1431,8 +1437,9 @@ mp_status_t mp_stream_wait_signals(mp_context_t context, mp_stream_t stream, con
 /// had mapped a counter's memory has exited without closing it.
 mp_status_t mp_kernel_wait_signals(mp_context_t context, const mp_signal_t *signals, size_t count);
 
-/// Sets each counter in `signals` to its value, after all work that is enqueued in `stream` so far. A process that sees
-/// the value also sees all data that this work has written. Does not block. May be called from any thread.
+/// Sets the counter of each signal in `signals` to the value of the signal (`mp_signal_t::value`), after all work that
+/// is enqueued in `stream` so far. A process that sees the new value also sees all data that this work has written.
+/// Does not block. May be called from any thread.
 ///
 /// The counters are in memory of this context or in imported memory. The value is stored, not added, so only one
 /// process may set each counter. After `mp_execute`, this call notifies the receiver that the data have arrived.
@@ -1568,9 +1575,9 @@ mp_status_t mp_node_devices(mp_node_t node, int32_t *devices, size_t capacity, s
 ///   uses the GPU that both have listed. `*device` is then not written.
 mp_status_t mp_node_device(mp_node_t node, int32_t *device);
 
-/// Destroys a node. Plans and messengers of the node stay valid, and are destroyed separately, before or after the node
-/// (docs/guide/concepts.md, "Ending"). The other ranks need not call it at the same time. May be called from any
-/// thread.
+/// Destroys a node object (group of ranks; see `mp_node_create`). Plans and messengers that were created with the node
+/// stay valid, and are destroyed separately, before or after the node (docs/guide/concepts.md, "Ending"). The other
+/// ranks need not call this function at the same time. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 mp_status_t mp_node_destroy(mp_node_t node);

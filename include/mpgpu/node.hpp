@@ -115,10 +115,10 @@ template <class Memory,
     return {{nullptr, 0}, rank, tag, false};
 }
 
-/// Agent: the mechanism that copies each partition of a transfer when it is ready: copy engines, or the kernel that
+/// Agent: the mechanism that moves each partition of a transfer to its destination: copy engines, or the kernel that
 /// produces the data. See `mp_agent_t`.
 enum class agent : std::int32_t {
-    automatic = MP_AGENT_AUTO,          ///< the library chooses the agent
+    automatic = MP_AGENT_AUTO,          ///< the library chooses the mechanism
     copy_engine = MP_AGENT_COPY_ENGINE, ///< copy engines, over all paths; they occupy no multiprocessor
     producer = MP_AGENT_PRODUCER,       ///< the producing kernels store directly at the destination
 };

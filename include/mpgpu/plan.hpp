@@ -44,7 +44,8 @@ struct plan_options {
     /// `MP_RELAY_NONE` allows no GPU. 0 allows all.
     std::uint64_t relay_gpus = 0;
     /// True (the default) if executions measure variants of the plan and then use the fastest. In plans of a `node`
-    /// this option affects only `agent::automatic`.
+    /// this option has an effect only for transfers that are divided into partitions with `agent::automatic` (the
+    /// library chooses how partitions are copied).
     std::optional<bool> adapt;
     /// Number of chunks on each path through another GPU. Overrides `chunk_bytes`. 0: the library decides.
     std::uint32_t relay_chunks = 0;

@@ -68,7 +68,7 @@ class Current:
 
     @staticmethod
     def fixed(handle: int, device: int | None = None) -> Current:
-        """Returns an object for a fixed stream, which the producer of an array has specified."""
+        """Returns an object that always refers to the stream ``handle``, for example the stream that an array's producer has specified."""
         return Current((handle, device), device, lambda: handle, None, None)
 
     def handle(self) -> int:

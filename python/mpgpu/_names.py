@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Conversion of names of devices and element types, as frameworks use them."""
+"""Converts devices and element types as frameworks name them (``"cuda:0"``, ``torch.float32``) to numbers and names of mpgpu."""
 
 from __future__ import annotations
 

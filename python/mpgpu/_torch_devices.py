@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Conversion between torch devices and device numbers of mpgpu."""
+"""Converts torch devices to device numbers of mpgpu, and device numbers to torch devices."""
 
 from __future__ import annotations
 

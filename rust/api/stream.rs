@@ -154,7 +154,7 @@ impl Drop for Stream {
     }
 }
 
-/// Event: a point in a stream for which other streams and the host can wait. It counts as completed until it is recorded.
+/// Event: a point in a stream that other streams and the host can wait for. It counts as completed until it is recorded.
 #[derive(Debug)]
 pub struct Event {
     context: Context,

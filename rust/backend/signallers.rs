@@ -138,7 +138,8 @@ impl LostPeer {
         LostPeer { process, left, raises: None }
     }
 
-    /// Returns true if this process or context will no longer set its counter to the value of `wanted`.
+    /// Returns true if the process or context that this record describes will never set its counter to the value of `wanted`, because it
+    /// has exited or has left the plan.
     pub fn fails(&self, wanted: Signal) -> bool {
         // The comparison allows for overflow of the counter.
         self.raises.is_none_or(|last| (last.wrapping_sub(wanted.value) as i64) < 0)

@@ -156,7 +156,7 @@ impl Plan {
     /// duration.
     pub fn trace(&self, stream: StreamHandle) -> Result<Trace, Error> {
         self.context.backend.synchronize_stream(stream)?;
-        // Check this here, because backends do not check a traced execution for freed memory.
+        // Check for freed memory here, because backends do not check for it if the execution is traced (each operation is timed).
         self.look_for_freed()?;
         let times = self.submit(stream, Report::Times)?.ok_or_else(no_completion)?.times()?;
         let name = format!("{} on the {} backend, measured", self.context.machine.topology().name, self.context.backend.name());

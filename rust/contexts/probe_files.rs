@@ -142,7 +142,7 @@ pub fn write(path: &Path, text: &str) -> std::io::Result<()> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let beside = directory.join(format!(".{}.{}-{number}", name.to_string_lossy(), std::process::id()));
         match fs::File::create_new(&beside) {
-            // A process with the same number left this file. It ran in another container, or it was killed earlier.
+            // A process with the same PID left this file. It ran in another container, or it was killed earlier.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => None,
             created => Some((beside, created)),
         }

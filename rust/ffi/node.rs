@@ -236,9 +236,9 @@ pub unsafe extern "C" fn mp_node_device(node: mp_node_t, device: *mut i32) -> mp
     })
 }
 
-/// Destroys a node. Plans and messengers of the node stay valid, and are destroyed separately, before or after the node
-/// (docs/guide/concepts.md, "Ending"). The other ranks need not call it at the same time. May be called from any
-/// thread.
+/// Destroys a node object (group of ranks; see `mp_node_create`). Plans and messengers that were created with the node
+/// stay valid, and are destroyed separately, before or after the node (docs/guide/concepts.md, "Ending"). The other
+/// ranks need not call this function at the same time. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]

@@ -107,7 +107,7 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
     })
 }
 
-/// Returns the agents (hardware that copies partitions) that a bit mask selects.
+/// Returns the agents (mechanisms that move partitions, for example copy engines) that a bit mask selects.
 fn agents_of(bits: u32, tells: bool) -> Result<Vec<Agent>, Failure> {
     if bits & !0b111 != 0 {
         let reason = "bits 0 (MP_AGENT_AUTO) to 2 (MP_AGENT_PRODUCER), or 0 for MP_AGENT_COPY_ENGINE";

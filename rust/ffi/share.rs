@@ -223,9 +223,9 @@ pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid
     })
 }
 
-/// Makes all work that is enqueued in `stream` from now on wait until each counter in `signals` has reached its value.
-/// The later work sees all data that were written before the counters were set. Does not block. May be called from any
-/// thread.
+/// Makes all work that is enqueued in `stream` from now on wait until the counter of each signal in `signals` is at
+/// least the value of the signal (`mp_signal_t::value`). The later work sees all data that were written before the
+/// counters were set. Does not block. May be called from any thread.
 ///
 /// The counters must be in memory of this context. The receiver therefore waits in its own memory, which it has
 /// exported to the process that sets the counter. `signals` has `count` elements and is read during the call only.
@@ -233,9 +233,9 @@ pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid
 /// these waits have ended.
 ///
 /// If a process that has mapped the memory of a counter exits without closing it, waits for counters in this memory are
-/// abandoned, unless the counters have already reached their values. Later work in the stream, and work in other
-/// streams that is ordered after it, then runs with stale data. The error `MP_ERROR_PEER_GONE` reports abandoned waits
-/// as follows:
+/// abandoned, unless the counters have already reached the values of the signals. Later work in the stream, and work in
+/// other streams that is ordered after it, then runs with stale data. The error `MP_ERROR_PEER_GONE` reports abandoned
+/// waits as follows:
 /// - The next `mp_stream_synchronize` returns the error once, after the work has finished. This applies to a stream
 ///   whose wait was abandoned, and to a stream that has waited for such a stream by `mp_stream_wait_event`.
 /// - `mp_wait`, `mp_test` and `mp_event_synchronize` return the error for work that was enqueued before the stream of
@@ -244,15 +244,16 @@ pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid
 ///   order.
 /// - If the abandoned wait was captured in a graph, every stream reports the error, because the library does not know
 ///   the stream in which the graph was launched.
-/// - Later calls are rejected if they would wait for a counter in this memory that can no longer reach its value.
+/// - Later calls are rejected if they would wait for a counter in this memory that can no longer reach the value of the
+///   signal.
 ///
 /// Errors:
 /// - `MP_ERROR_INVALID_POINTER` for a counter that is NULL, not aligned or not in memory that the context knows. The
 ///   text contains the index of the signal.
 /// - `MP_ERROR_NOT_SUPPORTED` for a counter in imported memory, and on CUDA for a counter outside of the memory that
 ///   `mp_signal_t` requires.
-/// - `MP_ERROR_PEER_GONE` if a counter has not reached its value and a process that had mapped its memory has exited
-///   without closing it. Nothing is enqueued.
+/// - `MP_ERROR_PEER_GONE` if a counter has not reached the value of its signal and a process that had mapped its memory
+///   has exited without closing it. Nothing is enqueued.
 /// - `MP_ERROR_INVALID_ARGUMENT` if `signals` is NULL and `count` is not 0.
 /// - `MP_ERROR_INVALID_HANDLE` for the context or the stream.
 #[unsafe(no_mangle)]
@@ -272,8 +273,8 @@ pub unsafe extern "C" fn mp_stream_wait_signals(
 /// freed. The library can then end the polling if the process that sets a counter exits. Enqueues nothing and does not
 /// block. May be called from any thread.
 ///
-/// If a process that has mapped the memory exits without closing it, the library sets each counter that has not reached
-/// its value to that value. Every stream then reports `MP_ERROR_PEER_GONE` when it is synchronised, as
+/// If a process that has mapped the memory exits without closing it, the library sets each counter that is less than
+/// the value of its signal to that value. Every stream then reports `MP_ERROR_PEER_GONE` when it is synchronised, as
 /// `mp_stream_wait_signals` describes for captured waits.
 ///
 /// If a counter is declared several times, the greatest value is used. Declaring the same value again only checks for
@@ -290,8 +291,9 @@ pub unsafe extern "C" fn mp_kernel_wait_signals(context: mp_context_t, signals: 
     })
 }
 
-/// Sets each counter in `signals` to its value, after all work that is enqueued in `stream` so far. A process that sees
-/// the value also sees all data that this work has written. Does not block. May be called from any thread.
+/// Sets the counter of each signal in `signals` to the value of the signal (`mp_signal_t::value`), after all work that
+/// is enqueued in `stream` so far. A process that sees the new value also sees all data that this work has written.
+/// Does not block. May be called from any thread.
 ///
 /// The counters are in memory of this context or in imported memory. The value is stored, not added, so only one
 /// process may set each counter. After `mp_execute`, this call notifies the receiver that the data have arrived.

@@ -85,8 +85,8 @@ pub unsafe extern "C" fn mp_stream_get_info(
     })
 }
 
-/// Enqueues a call of `function(user)` on a CPU thread, in the order of `stream`: after all earlier work and before all
-/// later work. Does not block. May be called from any thread.
+/// Enqueues a call of `function(user)` on a CPU thread, in stream order: after all earlier work in `stream` and before
+/// all later work. Does not block. May be called from any thread.
 ///
 /// The function may block, but must not call this library. On CUDA the driver calls the functions of several streams
 /// one after the other, so a function must not wait for a function in another stream. On the host backend each stream

@@ -298,7 +298,8 @@ pub struct mp_plan_options_t {
     pub relay_gpus: u64,
     /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. There are up to three
     /// variants: with all paths, with all paths but half as much data on the indirect paths, and with only direct
-    /// paths. In plans of `mp_node_plan` this option affects only `MP_AGENT_AUTO`.
+    /// paths. In plans of `mp_node_plan` this option has an effect only for transfers that are divided into partitions
+    /// with `MP_AGENT_AUTO` (the library chooses how partitions are copied).
     pub adapt: mp_switch_value,
     /// Number of chunks into which data are divided on each path through another GPU. Overrides `chunk_bytes`. The
     /// library uses more chunks if the staging limit requires it. 0 lets the library choose.
@@ -487,8 +488,9 @@ pub struct mp_piece_t {
     pub bytes: u64,
 }
 
-/// Agent: the hardware that performs the copies of partitions, for example copy engines or a kernel. A partition is
-/// copied as soon as its producer (the kernel that computes it) has marked it ready.
+/// Agent: the mechanism that moves the partitions of a transfer to their destination: copy engines, or the kernels that
+/// produce the data. With copy engines, a partition is copied as soon as its producer (the kernel that computes it) has
+/// marked it ready.
 #[repr(C)]
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum mp_agent_t {
@@ -496,10 +498,13 @@ pub enum mp_agent_t {
     /// partitions that `mp_node_tune_partitions` found best for similar transfers. If rank 0's tuning file has no such
     /// result, the performance model chooses the number.
     ///
-    /// If `arrivals` is off, executions measure several methods and then use the fastest: copy each partition by
-    /// itself, copy several partitions together, or copy all of them after the producers have finished. If `stores` is
-    /// on, a further method is measured: the producers store directly at the destination. If `adapt` of the plan's
-    /// options is off, executions measure nothing.
+    /// If `mp_partition_options_t::arrivals` is off (receivers are not notified of each partition) and
+    /// `mp_plan_options_t::adapt` is on, executions measure several methods and then use the fastest:
+    /// - copy each partition by itself,
+    /// - copy several partitions together,
+    /// - copy all partitions after the producing kernels have finished,
+    /// - if `mp_partition_options_t::stores` is on: let the producing kernels store their results directly at the
+    ///   destination.
     MP_AGENT_AUTO = 0,
     /// Copy engines copy each partition by itself, over all paths of the plan. The copies occupy no multiprocessor.
     MP_AGENT_COPY_ENGINE = 1,
@@ -518,7 +523,7 @@ pub struct mp_partition_options_t {
     /// Number of equal partitions into which each transfer is divided, at most 4096. 0 lets the library choose the
     /// number. For partitions of different sizes, divide the data into several transfers.
     pub count: u32,
-    /// Agent (hardware) that performs the copies, for example copy engines. See `mp_agent_t`.
+    /// Agent (mechanism) that moves the partitions to their destination, for example copy engines. See `mp_agent_t`.
     pub agent: mp_agent_value,
     /// `MP_ON` (the default) if receivers are notified when each partition arrives. With copy engines a notification
     /// takes about 2 us per partition. With `MP_AGENT_PRODUCER` receivers are always notified.

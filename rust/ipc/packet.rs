@@ -63,7 +63,8 @@ pub struct Departure {
     pub steps: u64,
     /// True if the importer stops executing the node plan because of a failure.
     pub has_failed: bool,
-    /// Number of another node plan whose steps the importer has enqueued in a different order than this process. 0 if there is none.
+    /// Number that identifies another node plan (plan that several ranks execute together) whose executions the importer has enqueued in a
+    /// different order than this process. 0 if there is none.
     pub order: u64,
     /// True if the importer's process or context has ended without a notification.
     pub has_ended: bool,

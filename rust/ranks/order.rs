@@ -14,8 +14,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Shared tables of this rank and its neighbours. In these tables, each rank publishes the stream positions of the steps (executions) of
-/// one node plan.
+/// Shared-memory tables of this rank and its neighbours for one node plan (plan that several ranks execute together). In these tables, each
+/// rank publishes where in stream order it has enqueued each step (execution of the plan).
 pub(super) struct PlanPlaces {
     /// Number of the plan among all plans of the node group, from 1.
     pub plan: u64,

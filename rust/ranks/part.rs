@@ -485,8 +485,8 @@ impl BoundPart {
 
     /// Enqueues this rank's operations of one step. They start after all earlier work in `stream` and after the last step. Later work in
     /// the stream starts after them. A captured step does not wait for the last step, because it runs when its graph is launched. An armed
-    /// step (begun before its data is produced) starts at the position in the stream at which it was armed, unless its copies come after
-    /// the producing kernels.
+    /// step (begun before its data is produced) starts at the position in the stream at which it was armed. Exception: if its copies are
+    /// enqueued behind the producing kernels, the step starts there.
     pub fn enqueue(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         if is_captured && self.armed.is_some() {
             backend.stream_wait_event(stream, self.fork)?;

@@ -35,9 +35,9 @@ pub struct PartitionTrials<'a> {
 pub type Produce<'a> = &'a mut dyn FnMut(&[Trigger], StreamHandle) -> Result<(), String>;
 
 impl NodeGroup {
-    /// Measures the transfers with several agents and numbers of partitions, and returns the best combination for all ranks together. The
-    /// transfers are those that [`NodeGroup::plan_partitioned`] would plan. All ranks call this function together. Destinations are
-    /// overwritten.
+    /// Measures the transfers with several numbers of partitions and several agents (mechanisms that move partitions, for example copy
+    /// engines). Returns the combination that is fastest for all ranks together. The transfers are those that
+    /// [`NodeGroup::plan_partitioned`] would plan. All ranks call this function together. Destinations are overwritten.
     pub fn tune_partitions(
         self: &Arc<NodeGroup>,
         windows: &[Window],

@@ -22,9 +22,9 @@ namespace mpgpu::halo {
 
 /// Exchange method that was measured when a plan was created, and the measured time.
 struct measured_form {
-    std::uint64_t direct_pieces; ///< value of `options::direct_pieces` in this measurement
+    std::uint64_t direct_pieces; ///< limit for copies without packing; see `options::direct_pieces`
     double seconds; ///< time of one exchange on the slowest rank (shortest of several measurements), seconds
-    bool pushed;    ///< value of `options::pushed` in this measurement
+    bool pushed;    ///< true if the packing kernel wrote directly to the receiving rank; see `options::pushed`
 };
 
 namespace detail {

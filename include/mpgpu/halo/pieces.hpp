@@ -74,7 +74,7 @@ inline void copy_on_cpu(array_view<const piece> pieces, direction way) noexcept 
 
 /// Kind of kernel that packs and unpacks the messages of a rank to and from ranks on other nodes.
 enum class persistent_form : std::int32_t {
-    none,       ///< separate kernels pack and unpack; in between, the host calls MPI
+    none,       ///< no such kernel: separate kernels pack and unpack, and the host calls MPI in between
     block_each, ///< one kernel for the whole exchange; each block handles one message
     all_blocks  ///< one kernel for the whole exchange; all blocks together handle one message after another
 };

@@ -280,10 +280,12 @@ class plan {
     /// themselves.
     [[nodiscard]] std::uint64_t packed_bytes() const noexcept { return packed_bytes_; }
 
-    /// Returns the value of `options::direct_pieces` that the plan uses. The caller passed it, or it was chosen by
-    /// measurement. It is 0 if memory of other processes could not be written directly.
+    /// Returns the value of `options::direct_pieces` that the plan uses: the largest number of contiguous pieces of a
+    /// region that is copied without packing. The caller passed this value, or it was chosen by measurement. It is 0 if
+    /// memory of other processes could not be written directly.
     [[nodiscard]] std::uint64_t direct_pieces() const noexcept { return direct_pieces_; }
-    /// Returns the value of `options::pushed` that the plan uses.
+    /// Returns true if messages are pushed: the packing kernel writes them directly into the memory of the receiving
+    /// rank (`options::pushed`).
     [[nodiscard]] bool pushed() const noexcept { return pushed_; }
     /// Returns the exchange methods that were measured to choose one, with their times. The times are equal on all
     /// ranks. The list is empty if there were fewer than two methods to compare.

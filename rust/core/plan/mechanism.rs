@@ -533,8 +533,8 @@ struct ShopCopy {
     entry: usize,
     time: u64,
     shift: i64,
-    /// Weight of the copy, in sixteenths, which differs between orders. The priority of the copy is this weight times the time left at its
-    /// exit and entry.
+    /// Weight of the copy, in sixteenths, which differs between orders of execution. The priority of the copy is this weight times the
+    /// remaining copy time at its exit (source port) and entry (destination port).
     weight: u64,
 }
 

@@ -25,7 +25,8 @@ const LEAST_GAIN: f64 = 0.02;
 /// costs one synchronisation. In a batch of many pipelines, whose chunks are issued one by one, it delays all other pipelines.
 const COARSER: [u32; 2] = [4, 2];
 
-/// Largest ratio of the best simulated time to the lower bound at which the planner does not also plan independent transfers separately.
+/// If the best simulated time exceeds the lower bound of the time by more than this factor, the planner also tries to plan independent
+/// transfers separately.
 const NEAR: f64 = 1.02;
 
 /// Smallest fraction of a plan's time, spent on issuing operations, for which the planner tries fewer chunks.

@@ -26,7 +26,8 @@ pub(super) struct PathShare {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Assignment {
     pub shares: Vec<PathShare>,
-    /// Staging rings, in the order in which the parts first use them. A chunk fills a slot.
+    /// Staging rings (rings of staging buffers), in the order in which the elements of `shares` first use them. Each buffer of a ring holds
+    /// one chunk.
     pub rings: Vec<Ring>,
 }
 

@@ -48,8 +48,8 @@ impl Core {
             let _current = lane.primary.enter()?;
             let execution = &execution.with_ends(lane.ends.as_ref());
             let segments: SmallVec<[Segment; 32]> = op.copies.iter().map(|copy| segment(execution, copy)).collect();
-            // SAFETY: The GPU can access every end of the plan. The caller of `execute` keeps the buffers valid until the execution has
-            // completed.
+            // SAFETY: The GPU can access every source and destination of the plan. The caller of `execute` keeps the buffers valid until
+            // the execution has completed.
             return unsafe { kernel.launch(self.gpus.driver, &segments, handle(lane.stream)) };
         }
         if lane.is_shut_out {

@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn a_function_that_the_driver_lacks_is_missed() {
         double::start(1, false);
-        // The substitute for the driver has no graph functions.
+        // The fake driver that tests use has no graph functions.
         let all = of(double::driver(), false).missing;
         for function in ["cuMemcpyBatchAsync", "cuStreamBatchMemOp", "cuIpcOpenMemHandle"] {
             let mut missing = of(double::without(function), false).missing;

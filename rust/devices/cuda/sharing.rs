@@ -250,13 +250,13 @@ impl Sharing {
 impl Sharing {
     /// Returns the value of the counter at the address `counter`.
     pub fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
-        // SAFETY: The engine has checked alignment and range, and the memory stays mapped during the call.
+        // SAFETY: The calling context has checked alignment and range, and the memory stays mapped during the call.
         self.with_counter(counter, || unsafe { signal::load(counter) })
     }
 
     /// Sets the counter of a signal to the signal's value, by a store of the CPU.
     pub fn raise_signal(&self, Signal { counter, value }: Signal) -> Result<(), BackendError> {
-        // SAFETY: The engine has checked alignment and range, and the memory stays mapped during the call.
+        // SAFETY: The calling context has checked alignment and range, and the memory stays mapped during the call.
         self.with_counter(counter, || unsafe { signal::store(counter, value) })
     }
 

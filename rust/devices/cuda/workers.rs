@@ -194,7 +194,8 @@ impl Job {
         self.words.base + 24
     }
 
-    /// Returns the address of the synchronisation word that is set after operation number `op` of the undivided program.
+    /// Returns the address of the synchronisation word that is set after operation number `op`, counted in the whole program before it was
+    /// divided among the threads.
     pub fn word(&self, op: u32) -> u64 {
         self.words.base + 8 * (OWN_WORDS as u64 + u64::from(op))
     }

@@ -125,10 +125,11 @@ pub(super) fn chunks_via_gpu<H: Harness>(session: &mut Session<'_, H>, machine: 
     Ok(())
 }
 
-/// Measures pipelines of several lengths while a direct copy runs that ends earlier. Each pipeline is measured with `n` chunks, the number
-/// that the model would choose, and with `2 n`. The difference between the two times is the cost of `n` chunks. If the rate changes slowly,
-/// this affects both times equally. Returns the mean cost of a chunk over all lengths in seconds, and the median time in seconds that the
-/// calling thread needs to issue an operation.
+/// Measures the cost of one chunk of a pipeline (copy that is staged chunk by chunk). For several sizes of the data, times a pipeline with
+/// `n` chunks, the number that the model would choose, and with `2 n`. Direct copies run at the same time, as in a plan, but end earlier,
+/// so that the time measured is that of the pipeline. The difference between the two times is the cost of `n` chunks. If the rate changes
+/// slowly, this affects both times equally. Returns the mean cost of a chunk over all sizes in seconds, and the median time in seconds that
+/// the calling thread needs to issue an operation.
 fn each_chunk<H: Harness>(
     session: &mut Session<'_, H>,
     staged: &[PipelinePath],

@@ -46,8 +46,8 @@ pub struct EngineResult {
     pub short: Found,
     /// Result of scoring the whole grid of settings; `None` unless [`Search::Both`] was requested.
     pub grid: Option<Found>,
-    /// True if the faster plan of the two searches was faster than the currently chosen plan in a direct comparison. The currently chosen
-    /// plan may use another engine.
+    /// True if the faster of the plans in `short` and `grid` was faster than the plan that is currently chosen for the batch, when the two
+    /// were timed against each other. The currently chosen plan may use another engine (execution method).
     pub beats_choice: bool,
 }
 

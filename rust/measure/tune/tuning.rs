@@ -223,7 +223,7 @@ impl SizeTuning {
     }
 }
 
-/// Values that a tuning recommends for one batch.
+/// Settings that a tuning run recommends for one batch.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
     /// Engine (execution method) that the tuning recommends for the plan.

@@ -185,8 +185,8 @@ impl Messenger {
         self.move_in(kept, plan, own, other, lane, has_come)
     }
 
-    /// True if the other rank is ready to move a small message, or becomes ready within a few microseconds. `other` is the slot of its
-    /// operation.
+    /// Returns true if the other rank is ready to move a small message. If the previous call returned true, first polls for up to a few
+    /// microseconds until the rank is ready. `other` is the slot of its operation.
     fn comes(&self, other: &MessageSlot) -> bool {
         let until = self.looks_again.load(Ordering::Relaxed).then(|| Instant::now() + SOON);
         while !other.is_ready() && until.is_some_and(|until| Instant::now() < until) {

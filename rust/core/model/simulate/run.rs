@@ -85,7 +85,8 @@ struct LaneCosts {
     /// Time to fork the lanes from the caller's stream and to join them to it again, seconds. One half is spent before the lanes start, and
     /// the other half after they end.
     fork_join: f64,
-    /// GPU that issues all copies if forking and joining is free. Otherwise `None`: each lane's own GPU issues the copies of the lane.
+    /// GPU that issues all copies, if the model assigns no cost to forking and joining the lanes. `None` if each lane's own GPU issues the
+    /// copies of the lane.
     home: Option<DeviceId>,
 }
 
