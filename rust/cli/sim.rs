@@ -170,8 +170,8 @@ impl Sweep<'_> {
 
     fn resources(&self, cell: &Steady) -> String {
         let seconds = cell.run.seconds;
-        let mut text =
-            format!("\nuse of each link and shared resource in the last row and column of the table: {} for two rounds\n", time(seconds));
+        let case = "the last case of the table (last row, last column)";
+        let mut text = format!("\nuse of each link and shared resource in {case}, which was executed twice in {}\n", time(seconds));
         text += &format!("{:<28} {:>12} {:>7} {:>10} {:>10} {:>10}\n", "resource", "bytes", "busy", "mean GB/s", "peak GB/s", "capacity");
         for of in &cell.run.resources {
             let resource = &self.machine.resources()[of.resource.0 as usize];

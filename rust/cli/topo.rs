@@ -36,7 +36,7 @@ pub struct TopoArguments {
 /// Runs the subcommand and returns the text for standard output.
 pub fn run(arguments: &TopoArguments) -> Result<String, Failure> {
     let source = match &arguments.topology {
-        _ if arguments.presets => Err("the presets were asked for".into()),
+        _ if arguments.presets => Err("with --presets, the presets are listed and no machine is shown".into()),
         Some(name) => named(name).map(Ok)?,
         None => found()?,
     };

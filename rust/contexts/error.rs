@@ -169,7 +169,7 @@ pub enum Error {
     #[error("internal error: a plan needs more than {bound} bytes of staging memory on {}", DeviceId(*device).in_words())]
     StagingBound { device: i32, bound: u64 },
     /// The planner made a program that the plan validator rejects. Nothing was executed.
-    #[error("internal error: the program is invalid and was not executed: {0}")]
+    #[error("internal error: the operation list of the plan is invalid and was not executed: {0}")]
     InvalidProgram(#[from] Violation),
 }
 

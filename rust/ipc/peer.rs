@@ -66,7 +66,7 @@ impl Peer {
     pub fn connect(origin: &ProcessIdentity, until: Instant) -> Result<Peer, IpcError> {
         let name = SocketAddrUnix::new_abstract_name(origin.socket().as_bytes())
             .map_err(IpcError::system("creating the name of an abstract socket"))?;
-        let (board, board_file) = Board::new().map_err(IpcError::system("creating a memory file"))?;
+        let (board, board_file) = Board::new().map_err(IpcError::system("creating a shared-memory file (memfd)"))?;
         let socket = Socket::make(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None))
             .map_err(IpcError::system("socket"))?;
         loop {
@@ -122,7 +122,7 @@ impl Peer {
     }
 
     fn ask(&self, key: AllocationKey, secret: Secret, slot: BoardSlot, until: Instant) -> Result<Shared, IpcError> {
-        Board::reserve(&self.board_file, slot.slot).map_err(IpcError::system("allocating a page of a memory file"))?;
+        Board::reserve(&self.board_file, slot.slot).map_err(IpcError::system("allocating a page of a shared-memory file (memfd)"))?;
         let board = rustix::io::fcntl_dupfd_cloexec(&self.board_file, 0).map_err(IpcError::system("duplicating a descriptor"))?;
         let request = Packet { slot: slot.slot, secret, board: Some(board), ..Packet::new(Subject::Import, slot.request, key) };
         match request.send(&self.socket, Some(until)) {

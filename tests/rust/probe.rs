@@ -190,7 +190,7 @@ fn a_pair_that_loses_bytes_is_in_no_topology_and_is_said_so() {
     assert_eq!(machine.route(DeviceId::gpu(1), DeviceId::gpu(2)), None);
     assert!(machine.route(DeviceId::gpu(2), DeviceId::gpu(1)).is_some());
     assert_eq!(found.notes[0], "copies from gpu1 to gpu2 lose bytes (4096 of 65536 wrong) and report success: the pair is not used");
-    assert!(found.notes.len() == 2 && found.notes[1].starts_with("host copies differ between buffers"), "{:?}", found.notes);
+    assert!(found.notes.len() == 2 && found.notes[1].starts_with("times of host copies differ between buffers"), "{:?}", found.notes);
     let lost = found.hops.iter().filter(|hop| hop.verdict != Integrity::Intact).map(|hop| (hop.from.0, hop.to.0));
     assert_eq!(lost.collect::<Vec<_>>(), [(1, 2)]);
     // The planner avoids the slow path.

@@ -36,14 +36,14 @@ pub struct SimArguments {
     pub apart: bool,
     #[command(flatten)]
     pub staged: StagedPaths,
-    /// Simulate a kernel on each GPU before the copies of each execution. The kernel moves TIMES as many bytes as the GPU sends, at RATE
-    /// 10^9 bytes/s, as in 8@790. The table then gives the time of the kernel and the copies
+    /// Simulate a kernel on each GPU before the copies of each execution. The kernel moves TIMES times the number of bytes that the GPU
+    /// sends, at RATE 10^9 bytes/s, as in 8@790. The table then gives the time of the kernel and the copies
     #[arg(long, value_name = "TIMES@RATE", conflicts_with = "adapt")]
     pub kernel: Option<Kernel>,
     /// Simulate host memory that is pageable (not pinned)
     #[arg(long)]
     pub pageable: bool,
-    /// Show how busy each link and shared resource is, for the last row and column of the table
+    /// Show how busy each link and shared resource is in the last case of the table (last row, last column)
     #[arg(long)]
     pub resources: bool,
     /// Print JSON

@@ -118,7 +118,7 @@ fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f6
     let scale = demands.iter().copied().fold(0.0, f64::max);
     let longest = columns.iter().map(|c| c.fixed + scale * c.work.iter().map(|w| w.1).fold(0.0, f64::max)).fold(0.0, f64::max);
     if !(scale > 0.0 && longest > 0.0 && longest.is_finite()) {
-        return Err(Unsolved(format!("the batch has no scale: {scale} bytes in {longest} seconds")));
+        return Err(Unsolved(format!("the size ({scale} bytes) or the time ({longest} s) of the batch is not positive and finite")));
     }
     let groups = alike(columns, resources);
     let transfers = transfers(&groups, demands);

@@ -69,7 +69,7 @@ impl Topology {
             let entry = || format!("link {}", self.full_link_name(link));
             for end in [link.from, link.to] {
                 if end.0 as usize >= self.nodes.len() {
-                    let node = format!("number {} of {}", end.0, self.nodes.len());
+                    let node = format!("with index {} (the topology has {})", end.0, self.nodes.len());
                     return Err(unknown_node(format!("link {}", index + 1), node));
                 }
             }
@@ -103,7 +103,7 @@ impl Topology {
             }
             for &id in &shared.links {
                 let Some(last) = listed.get_mut(id.0 as usize) else {
-                    return Err(unknown_link(entry(), format!("number {} of {}", id.0, self.links.len())));
+                    return Err(unknown_link(entry(), format!("with index {} (the topology has {})", id.0, self.links.len())));
                 };
                 if *last == index {
                     let link = self.full_link_name(&self.links[id.0 as usize]);

@@ -112,7 +112,7 @@ impl Core {
         let own = self.sharing.at(allocation.base, |held| match &held.source {
             Source::Own(region) => {
                 region.file().map(|file| plain(MEMORY_FILE, Some(file), 0, [0; PAYLOAD_BYTES])).map_err(|errno| BackendError::Driver {
-                    what: "duplicating the descriptor of a memory file".into(),
+                    what: "duplicating the descriptor of a shared-memory file (memfd)".into(),
                     reason: std::io::Error::from(errno).to_string(),
                     code: i64::from(errno.raw_os_error()),
                 })

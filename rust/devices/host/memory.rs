@@ -275,7 +275,7 @@ impl HostMemory {
         let entry = entries.get(&allocation.base).filter(|entry| entry.allocation.id == allocation.id);
         match entry.ok_or(BackendError::InvalidPointer(allocation.base))?.pages {
             Pages::Own(ref region) => {
-                let file = region.file().map_err(refused("duplicating the descriptor of a memory file"))?;
+                let file = region.file().map_err(refused("duplicating the descriptor of a shared-memory file (memfd)"))?;
                 Ok(Shared { form: MEMORY_FILE, descriptor: Some(file), offset: 0, payload: [0; PAYLOAD_BYTES] })
             }
             Pages::Private(_, ref why) => Err(BackendError::NotSupported(format!("{:#x} cannot be shared: {why}", allocation.base))),

@@ -111,7 +111,7 @@ impl Work for Probe {
     }
 
     fn describe(&self, step: u32) -> String {
-        format!("step {step} of node {}", self.node)
+        format!("operation {step} of graph node {}", self.node)
     }
 }
 

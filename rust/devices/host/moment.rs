@@ -20,8 +20,8 @@ impl Passed {
 impl MomentState for Passed {
     fn nanoseconds_since(&self, earlier: &dyn MomentState) -> Result<Option<u64>, BackendError> {
         let earlier = earlier.as_any().downcast_ref::<Passed>();
-        let earlier = earlier
-            .ok_or_else(|| BackendError::NotSupported("points in time that two backends have recorded cannot be compared".into()))?;
+        let earlier =
+            earlier.ok_or_else(|| BackendError::NotSupported("times that different backends have recorded cannot be compared".into()))?;
         let both = self.0.get().zip(earlier.0.get());
         Ok(both.map(|(here, there)| u64::try_from(here.saturating_duration_since(*there).as_nanos()).unwrap_or(u64::MAX)))
     }

@@ -394,7 +394,7 @@ fn spread(readings: &[Reading]) -> Option<String> {
         .collect();
     let middle = median(&mut spreads)?;
     let worst = spreads.last().copied().unwrap_or(middle);
-    Some(format!("host copies differ between buffers by {:.1} % (median), {:.1} % at most", middle * 100.0, worst * 100.0))
+    Some(format!("times of host copies differ between buffers by {:.1} % (median), {:.1} % at most", middle * 100.0, worst * 100.0))
 }
 
 /// Returns the middle value, or the mean of the two middle values; `None` for an empty list.
