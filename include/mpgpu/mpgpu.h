@@ -786,7 +786,7 @@ mp_status_t mp_context_create_versioned(const mp_context_options_t *options,
 /// The call first cancels operations that wait for another process or kernel: messages without a match, and executions
 /// whose partitions were not marked ready. These operations end within 10 seconds. The call still blocks while a stream
 /// of the context waits for a signal. It also blocks while a stream waits for another rank that is running but does not
-/// execute its part of a node plan, or does not post the matching send or receive.
+/// execute its part of a plan of `mp_node_plan`, or does not post the matching send or receive.
 ///
 /// May be called from any thread, but not from a host function (`mp_stream_launch_host`) or a log callback. Calls that
 /// other threads make with the context during this call fail with `MP_ERROR_INVALID_HANDLE`.
@@ -1591,8 +1591,9 @@ mp_status_t mp_node_destroy(mp_node_t node);
 /// - `transfers` are copies that this rank sends or receives. Only one of the two ranks passes each transfer.
 ///   Destinations must not overlap each other or a source.
 /// - `partitions` divides the transfers into partitions. Each partition is copied as soon as its producer marks it
-///   ready; see `mp_plan_arm`. `MP_PARTITION_OPTIONS_INIT` lets the library choose their number and what performs the
-///   copies. With NULL, each transfer is copied as a whole. `partitions` must be equal on all ranks.
+///   ready; see `mp_plan_arm`. `MP_PARTITION_OPTIONS_INIT` lets the library choose their number and the agent
+///   (mechanism that moves the partitions). With NULL, each transfer is copied as a whole. `partitions` must be equal
+///   on all ranks.
 /// - `options` must be equal on all ranks. NULL selects all defaults.
 /// - All arrays are read during the call only. The memory of the windows must stay allocated until this rank has
 ///   destroyed the plan.
@@ -1642,10 +1643,10 @@ mp_status_t mp_node_plan(mp_node_t node,
 /// call creates a stream on each rank. The destinations are overwritten. Blocks until all measurements have finished.
 /// May be called from any thread, but not from a host function.
 ///
-/// For each agent (what performs the copies) in `tuning->agents`, the function plans about ten candidates with
-/// different numbers of partitions. The function executes each candidate several times, and calls `produce` to enqueue
-/// the producing kernels. The best candidate has the shortest median time on the slowest rank. Candidates that cannot
-/// be planned are skipped.
+/// For each agent (mechanism that moves the partitions) in `tuning->agents`, the function plans about ten candidates
+/// with different numbers of partitions. The function executes each candidate several times, and calls `produce` to
+/// enqueue the producing kernels. The best candidate has the shortest median time on the slowest rank. Candidates that
+/// cannot be planned are skipped.
 ///
 /// Rank 0 stores all measurements in the tuning file. `mpgpu tune partitions` prints and plots them. `MP_AGENT_AUTO`
 /// uses the best of them, except those of `MP_AGENT_PRODUCER` (docs/reference/tuning.md).
@@ -1685,8 +1686,9 @@ mp_status_t mp_node_tune_partitions(mp_node_t node,
 ///
 /// Order: enqueue every producer before `mp_execute` of the same step. Otherwise CUDA may place the operation that
 /// waits for a producer before that producer in a hardware queue, and both deadlock. With `MP_AGENT_PRODUCER`, and with
-/// `MP_AGENT_AUTO` if `arrivals` is off, the stream of `mp_execute` must also be ordered after the producers. The
-/// reason is that the producers may store the data themselves, or that all data may be copied after the producers.
+/// `MP_AGENT_AUTO` if `mp_partition_options_t::arrivals` is off, the stream of `mp_execute` must also be ordered after
+/// the producers. The reason is that the producers may store the data themselves, or that all data may be copied after
+/// the producers.
 ///
 /// Each call of `mp_plan_arm` must be followed by one `mp_execute`. If the plan is destroyed before that, the other
 /// ranks get `MP_ERROR_PEER_GONE`. The memory to which they write in this step must then stay allocated until they have

@@ -157,7 +157,7 @@ pub enum SignalWait {
     /// Stream memory operation of the driver. It occupies no multiprocessor.
     #[default]
     Operation,
-    /// Kernel of one warp that polls the signal. It reacts sooner, but occupies the GPU while it waits.
+    /// Kernel of one warp that polls the signal. It reacts sooner, but occupies part of a multiprocessor while it waits.
     Kernel,
 }
 

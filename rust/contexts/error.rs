@@ -150,7 +150,7 @@ pub enum Error {
     /// A queue is full and cannot accept another operation or message.
     #[error("{0}")]
     QueueFull(String),
-    /// The operations of a node plan that the ranks would execute are inconsistent with each other. Nothing was executed.
+    /// The operations that the ranks of a node would execute for a common plan are inconsistent with each other. Nothing was executed.
     #[error("internal error: the operations of the ranks are inconsistent and were not executed: {0}")]
     InvalidParts(#[from] PartViolation),
     /// The machine's topology is invalid or could not be read.

@@ -112,7 +112,7 @@ fn context_options(options: &mp_context_options_t) -> Result<ContextOptions, Fai
 /// The call first cancels operations that wait for another process or kernel: messages without a match, and executions
 /// whose partitions were not marked ready. These operations end within 10 seconds. The call still blocks while a stream
 /// of the context waits for a signal. It also blocks while a stream waits for another rank that is running but does not
-/// execute its part of a node plan, or does not post the matching send or receive.
+/// execute its part of a plan of `mp_node_plan`, or does not post the matching send or receive.
 ///
 /// May be called from any thread, but not from a host function (`mp_stream_launch_host`) or a log callback. Calls that
 /// other threads make with the context during this call fail with `MP_ERROR_INVALID_HANDLE`.

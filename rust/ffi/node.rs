@@ -255,8 +255,9 @@ pub extern "C" fn mp_node_destroy(node: mp_node_t) -> mp_status_t {
 /// - `transfers` are copies that this rank sends or receives. Only one of the two ranks passes each transfer.
 ///   Destinations must not overlap each other or a source.
 /// - `partitions` divides the transfers into partitions. Each partition is copied as soon as its producer marks it
-///   ready; see `mp_plan_arm`. `MP_PARTITION_OPTIONS_INIT` lets the library choose their number and what performs the
-///   copies. With NULL, each transfer is copied as a whole. `partitions` must be equal on all ranks.
+///   ready; see `mp_plan_arm`. `MP_PARTITION_OPTIONS_INIT` lets the library choose their number and the agent
+///   (mechanism that moves the partitions). With NULL, each transfer is copied as a whole. `partitions` must be equal
+///   on all ranks.
 /// - `options` must be equal on all ranks. NULL selects all defaults.
 /// - All arrays are read during the call only. The memory of the windows must stay allocated until this rank has
 ///   destroyed the plan.

@@ -33,10 +33,10 @@ pub(super) fn partitioning_of(options: &mp_partition_options_t) -> Result<Partit
 /// call creates a stream on each rank. The destinations are overwritten. Blocks until all measurements have finished.
 /// May be called from any thread, but not from a host function.
 ///
-/// For each agent (what performs the copies) in `tuning->agents`, the function plans about ten candidates with
-/// different numbers of partitions. The function executes each candidate several times, and calls `produce` to enqueue
-/// the producing kernels. The best candidate has the shortest median time on the slowest rank. Candidates that cannot
-/// be planned are skipped.
+/// For each agent (mechanism that moves the partitions) in `tuning->agents`, the function plans about ten candidates
+/// with different numbers of partitions. The function executes each candidate several times, and calls `produce` to
+/// enqueue the producing kernels. The best candidate has the shortest median time on the slowest rank. Candidates that
+/// cannot be planned are skipped.
 ///
 /// Rank 0 stores all measurements in the tuning file. `mpgpu tune partitions` prints and plots them. `MP_AGENT_AUTO`
 /// uses the best of them, except those of `MP_AGENT_PRODUCER` (docs/reference/tuning.md).
@@ -156,8 +156,9 @@ fn trigger_of(of: &Trigger) -> mp_trigger_t {
 ///
 /// Order: enqueue every producer before `mp_execute` of the same step. Otherwise CUDA may place the operation that
 /// waits for a producer before that producer in a hardware queue, and both deadlock. With `MP_AGENT_PRODUCER`, and with
-/// `MP_AGENT_AUTO` if `arrivals` is off, the stream of `mp_execute` must also be ordered after the producers. The
-/// reason is that the producers may store the data themselves, or that all data may be copied after the producers.
+/// `MP_AGENT_AUTO` if `mp_partition_options_t::arrivals` is off, the stream of `mp_execute` must also be ordered after
+/// the producers. The reason is that the producers may store the data themselves, or that all data may be copied after
+/// the producers.
 ///
 /// Each call of `mp_plan_arm` must be followed by one `mp_execute`. If the plan is destroyed before that, the other
 /// ranks get `MP_ERROR_PEER_GONE`. The memory to which they write in this step must then stay allocated until they have

@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int, c_void};
 /// Device number of the host memory of NUMA domain 0. GPUs are numbered from 0, in the order of the active backend.
 pub const MP_DEVICE_HOST: i32 = -1;
 
-/// Device number with which the library itself finds the device that owns the address. Accepted in transfers.
+/// Placeholder for a device number: the library determines the device that owns the address. Accepted in transfers.
 pub const MP_DEVICE_AUTO: i32 = mpgpu_contexts::Transfer::AUTO.0;
 
 /// Value of `mp_plan_options_t::relay_gpus` that forbids paths through other GPUs.

@@ -99,7 +99,7 @@ impl Relays {
         if self == Relays::ALL { serde_json::Value::Null } else { (0..gpus).filter(|gpu| self.has(DeviceId::gpu(*gpu))).collect() }
     }
 
-    /// True if the set contains this GPU.
+    /// Returns true if the set contains the GPU `gpu`.
     pub fn has(self, gpu: DeviceId) -> bool {
         self == Relays::ALL || (gpu.0 as u32) < Relays::NAMED && self.0 >> gpu.0 & 1 != 0
     }
