@@ -160,7 +160,7 @@ fn dual_path(bytes: u64, chunks: u64) -> Result<Program, Failure> {
     let lanes = [0, 0, 1].map(|gpu| Lane::new(DeviceId::gpu(gpu))).to_vec();
     let ring = Ring { device: DeviceId::HOST, slot_bytes: chunk, slots: chunks as u32 };
     let program = Program { sources: Vec::new(), transfers: vec![bytes], lanes, rings: vec![ring], ops };
-    validate(&program, ring.bytes()).map_err(|violation| format!("the program of the case is invalid: {violation}"))?;
+    validate(&program, ring.bytes()).map_err(|violation| format!("the operations of the case are invalid: {violation}"))?;
     Ok(program)
 }
 

@@ -579,7 +579,7 @@ fn a_panic_in_an_operation_fails_its_execution_alone() {
         let completion = execute_with(&backend, &one_copy(100), &[], &[], DEFAULT, &[], false).unwrap();
         match completion.wait() {
             Err(BackendError::Driver { what, reason, .. }) => {
-                assert_eq!(what, "operation 0 of a program");
+                assert_eq!(what, "operation 0 of a plan");
                 assert!(reason.contains("out of bounds"), "{reason}");
             }
             other => panic!("{other:?}"),

@@ -277,13 +277,14 @@ impl Parts {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum PartViolation {
-    #[error("the program has parts for {parts} ranks instead of {ranks}")]
+    #[error("the plan has operation lists for {parts} ranks instead of {ranks}")]
     PartCount { parts: usize, ranks: u32 },
     #[error(
-        "rank {rank}, step {step}: its lane (internal stream) or operation does not exist, or a step that it follows is not an earlier one"
+        "rank {rank}, list entry {step}: its lane (internal stream) or operation does not exist, or an entry that it follows is \
+         not an earlier one"
     )]
     BadStep { rank: u32, step: u32 },
-    #[error("rank {rank}, step {step}: operation {op} must be executed by rank {worker}")]
+    #[error("rank {rank}, list entry {step}: operation {op} must be executed by rank {worker}")]
     WrongRank { rank: u32, step: u32, op: u32, worker: u32 },
     #[error("operation {op}: each of its copies must be made once, by exactly one rank")]
     Copies { op: u32 },
@@ -301,8 +302,8 @@ pub enum PartViolation {
     )]
     SlotOfLastStep { op: u32, earlier: u32, ring: u32, slot: u32 },
     #[error(
-        "operation {op} of rank {rank} may access memory of rank {owner} before rank {owner} has reached the step, or after it has left \
-         the step"
+        "operation {op} of rank {rank} may access memory of rank {owner} before rank {owner} has reached this execution, or after \
+         it has left this execution"
     )]
     OutsideStep { op: u32, rank: u32, owner: u32 },
 }

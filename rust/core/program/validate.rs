@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Violation {
-    #[error("operation {op} names lane {lane} (internal stream), but the program has {lanes} lanes")]
+    #[error("operation {op} names lane {lane} (internal stream), but the plan has {lanes} lanes")]
     NoSuchLane { op: u32, lane: u32, lanes: usize },
     #[error(
         "operation {op} is a {mechanism:?} on lane {lane}, to which two devices may issue; only plain copies and kernels can be issued by \
@@ -51,7 +51,7 @@ pub enum Violation {
     WrongByte { op: u32, transfer: u32, offset: u64, found: u32, found_offset: u64 },
     #[error("byte {offset} of the destination of transfer {transfer} is never written")]
     Missing { transfer: u32, offset: u64 },
-    #[error("the program uses {bytes} bytes of staging memory on {}, more than the limit of {bound}", device.in_words())]
+    #[error("the plan uses {bytes} bytes of staging memory on {}, more than the limit of {bound}", device.in_words())]
     Staging { device: DeviceId, bytes: u64, bound: u64 },
 }
 

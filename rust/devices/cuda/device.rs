@@ -410,7 +410,11 @@ impl Primary {
             let _outside = OutsideCapture::enter(self.driver);
             let load = || self.enter().and_then(|_current| Kernel::load(self.driver, self.ordinal));
             let loaded = took(format_args!("GPU {}: kernels loaded", self.ordinal), load);
-            loaded.inspect_err(|error| log::warn!("GPU {}: no fused copy kernel, plain copies instead: {error}", self.ordinal)).ok()
+            loaded
+                .inspect_err(|error| {
+                    log::warn!("GPU {}: the fused copy kernel is not available, so separate copies are used: {error}", self.ordinal)
+                })
+                .ok()
         };
         self.kernel.get_or_init(load).as_ref()
     }

@@ -165,7 +165,7 @@ impl Work for HostWork {
             HostWork::Join => "a wait".into(),
             HostWork::Claim(..) | HostWork::GiveBack(..) => "use of staging memory".into(),
             HostWork::Function(_) => "a host function".into(),
-            HostWork::Run(_) => format!("operation {step} of a program"),
+            HostWork::Run(_) => format!("operation {step} of a plan"),
             HostWork::Moment(_) => "recording a time".into(),
             HostWork::Wait(_) => "a wait for signals".into(),
             HostWork::Raise(..) => "setting signals".into(),

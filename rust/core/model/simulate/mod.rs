@@ -91,13 +91,13 @@ pub struct ExecutionId(pub usize);
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum SimulationError {
-    #[error("the program moves {program} transfers, and {shapes} shapes were given: give one for each")]
+    #[error("the compiled plan (program) moves {program} transfers, but {shapes} shapes were given: give one for each transfer")]
     Transfers { program: usize, shapes: usize },
     #[error("operation {op}: no copy engine can copy from {from} to {to} on this machine: plan for the topology that is simulated")]
     NoRoute { op: usize, from: DeviceId, to: DeviceId },
     #[error("operation {op} moves nothing, or names a transfer, ring, lane or earlier operation that does not exist: validate the program")]
     Invalid { op: usize },
-    #[error("{device}: the program's rings exceed the staging bound of {bound} bytes: plan with the bound that is simulated")]
+    #[error("{device}: the staging buffers of the plan exceed the limit of {bound} bytes: plan with the limit that is simulated")]
     Staging { device: DeviceId, bound: u64 },
 }
 
