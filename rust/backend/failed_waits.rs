@@ -87,8 +87,7 @@ pub struct Behind {
     /// Counter groups ([`Line`]) whose failures are reported on all streams, and that the stream had already reported when the work was
     /// enqueued.
     told: Lines,
-    /// Number of the stream of the work. `None` if no stream waits for counters. The number is then not queried, because the query costs
-    /// time.
+    /// ID of the stream of the work. `None` if no stream waits for counters. The ID is then not queried, because the query costs time.
     stream: Option<u64>,
 }
 

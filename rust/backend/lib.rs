@@ -584,8 +584,8 @@ pub trait Backend: Send + Sync {
         Err(BackendError::InvalidPointer(base))
     }
 
-    /// Makes all work that is enqueued in `stream` after this call wait until every signal's counter has reached its value. Counters must
-    /// be in memory that this backend can locate. If a counter may never be set, the method enqueues nothing and returns
+    /// Makes all work that is enqueued in `stream` after this call wait until the counter of each signal is at least the signal's value.
+    /// Counters must be in memory that this backend can locate. If a counter may never be set, the method enqueues nothing and returns
     /// [`BackendError::PeerGone`].
     fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal], by: SignalWait) -> Result<(), BackendError> {
         let _ = (stream, signals, by);
@@ -672,9 +672,9 @@ pub trait Backend: Send + Sync {
         Err(BackendError::NotSupported(format!("the {} backend has no kernel that waits for flags", self.name())))
     }
     /// Records that kernels of the caller wait for these counters, until the memory of the counters is freed.
-    /// [`fail_waits`](Backend::fail_waits) then sets each counter that is below its value, as for other waits. Returns an error and records
-    /// nothing if a process that could have set a counter has exited. A failure is reported by the streams that wait for counters in the
-    /// same allocation if `streams_wait` is true, and by every stream if it is false.
+    /// [`fail_waits`](Backend::fail_waits) then sets each counter that is below the value of its signal to that value, as for other waits.
+    /// Returns an error and records nothing if a process that could have set a counter has exited. A failure is reported by the streams
+    /// that wait for counters in the same allocation if `streams_wait` is true, and by every stream if it is false.
     fn kernel_wait_signals(&self, signals: &[Signal], streams_wait: bool) -> Result<(), BackendError> {
         let _ = (signals, streams_wait);
         Err(BackendError::NotSupported(format!("the {} backend does not support signals", self.name())))
@@ -707,9 +707,9 @@ pub trait Backend: Send + Sync {
         let _ = (allocation, by_address);
     }
     /// Reports that a party (importing process or context) that sets counters in this allocation has exited or left. Current and later
-    /// waits for its counters ([`Signallers::concerns`]) then end, with a failure, if the counter has not reached its value. Other waits
-    /// are not affected. No stream therefore waits forever. A thread that waits for a stream with a failed wait receives
-    /// [`BackendError::PeerGone`] once. If `party` is `None`, only counters for which no party is recorded are affected.
+    /// waits for its counters ([`Signallers::concerns`]) then end, with a failure, if the counter has not reached the value that the wait
+    /// requires. Other waits are not affected. No stream therefore waits forever. A thread that waits for a stream with a failed wait
+    /// receives [`BackendError::PeerGone`] once. If `party` is `None`, only counters for which no party is recorded are affected.
     fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer) {
         let _ = (allocation, party, peer);
     }

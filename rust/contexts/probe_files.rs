@@ -129,7 +129,7 @@ fn visible(topology: &Topology, record: &Record, now: &Fingerprint) -> Result<To
 }
 
 /// Maximum number of left-over temporary files whose names are skipped when a temporary file is created. Such files were left by processes
-/// that had the same process number and were killed while writing.
+/// that had the same PID and were killed while writing.
 const MOST_LEFT_OVER: u32 = 1000;
 
 /// Writes `text` to a file atomically: it is written to a temporary file in the same directory, which is then renamed.

@@ -60,7 +60,7 @@ pub struct Handle {
     pub bytes: u64,
     /// UUID of the device whose memory contains the range. It does not depend on the device numbering in the importing process.
     pub device: [u8; 16],
-    /// Number of the device in the exporting process. It is used only in messages.
+    /// Device number in the exporting process. It is used only in messages.
     pub number: i32,
     /// Kind of memory that contains the range.
     pub kind: MemoryKind,

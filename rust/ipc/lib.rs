@@ -58,7 +58,7 @@ use mpgpu_core::topology;
 /// Key that identifies an exported allocation among those of its process.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllocationKey {
-    /// Number of the backend that owns the allocation. Allocation ids are unique only within a backend.
+    /// ID of the backend that owns the allocation. IDs of allocations are unique only within a backend.
     pub backend: u8,
     /// Id of the allocation, from [`Allocation::id`](crate::backend::Allocation::id).
     pub allocation: u64,

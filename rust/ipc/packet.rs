@@ -37,7 +37,7 @@ const SUBJECTS: [Subject; 5] = [Subject::Import, Subject::Granted, Subject::Gone
 #[derive(Debug)]
 pub(super) struct Packet {
     pub subject: Subject,
-    /// Number of the importer's request, contained in the request and in the exporter's answer. 0 in other packets.
+    /// Number that identifies the importer's request. The request and the exporter's answer contain it. 0 in other packets.
     pub number: u32,
     pub key: AllocationKey,
     /// Slot of the allocation on the importer's board (shared table of freed and unmapped allocations). Used in [`Subject::Import`]
@@ -59,9 +59,9 @@ pub(super) struct Packet {
 /// State of an importer at the time when it stops executing a node plan (a plan that several ranks of a node execute together).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Departure {
-    /// Number of steps (executions) of the node plan in which the importer has participated.
+    /// Number of steps (executions) of the node plan (plan that several ranks execute together) in which the importer has participated.
     pub steps: u64,
-    /// True if the importer stops executing the node plan because of a failure.
+    /// True if the importer stops executing the node plan (plan that several ranks execute together) because of a failure.
     pub has_failed: bool,
     /// Number that identifies another node plan (plan that several ranks execute together) whose executions the importer has enqueued in a
     /// different order than this process. 0 if there is none.

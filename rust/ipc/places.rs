@@ -7,11 +7,11 @@
 use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Number of most recent steps whose positions are stored. Positions of older steps are overwritten.
+/// Number of most recent steps whose positions in stream order are stored. Positions of older steps are overwritten.
 pub const PLACES: u64 = 256;
 
-/// Page of shared memory that contains the positions of the steps of one plan. The word that is read in every step is in a different cache
-/// line than the words that are written in every step.
+/// Page of shared memory that contains the positions, in stream order, of the steps (executions) of one plan. The word that is read in
+/// every step is in a different cache line than the words that are written in every step.
 #[repr(C, align(64))]
 struct PlacesPage {
     changed: AtomicU64,
@@ -24,24 +24,25 @@ struct PlacesPage {
 /// Position of a step (execution of a plan) in a stream of a rank.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct StepPlace {
-    /// Number of the stream among the streams of the rank.
+    /// Number that identifies the stream among the streams of the rank.
     pub stream: u16,
     /// Number of steps, over all plans, that the rank has enqueued before this step.
     pub number: u64,
 }
 
-/// View of the positions of the most recent steps of one plan. The positions are stored in shared memory; the value is their address.
+/// View of the positions, in stream order, of the most recent steps (executions) of one plan. The positions are stored in shared memory;
+/// the value is their address.
 #[derive(Debug)]
 pub struct StepPlaces(u64);
 
 impl StepPlaces {
-    /// Size in bytes of the memory that contains the step positions of one plan.
+    /// Size in bytes of the memory that contains the positions, in stream order, of the steps of one plan.
     pub const BYTES: u64 = size_of::<PlacesPage>() as u64;
-    /// Required alignment in bytes of the memory that contains the step positions of one plan.
+    /// Required alignment in bytes of the memory that contains the positions, in stream order, of the steps of one plan.
     pub const ALIGN: u64 = align_of::<PlacesPage>() as u64;
 
-    /// Creates a view of the positions stored at the address `base`. The memory must have been zeroed when it was allocated, and must stay
-    /// mapped while the view is used.
+    /// Creates a view of the positions of steps that are stored at the address `base`. The memory must have been zeroed when it was
+    /// allocated, and must stay mapped while the view is used.
     pub fn at(base: u64) -> StepPlaces {
         StepPlaces(base)
     }
@@ -55,9 +56,9 @@ impl StepPlaces {
         &self.page().places[(step % PLACES) as usize]
     }
 
-    /// Publishes the position at which step number `step` is about to be enqueued. `is_changed` is true if the order of the rank's plans
-    /// differs from that in the preceding steps. A full memory barrier follows the write. If two ranks publish at the same time and then
-    /// read each other's positions, at least one of them therefore sees the position of the other.
+    /// Publishes the position, in stream order, at which step number `step` is about to be enqueued. `is_changed` is true if the order of
+    /// the rank's plans differs from that in the preceding steps. A full memory barrier follows the write. If two ranks publish at the same
+    /// time and then read each other's positions, at least one of them therefore sees the position of the other.
     pub fn tell(&self, step: u64, place: StepPlace, is_changed: bool) {
         if is_changed {
             self.page().changed.store(step, Ordering::Release);
@@ -67,23 +68,24 @@ impl StepPlaces {
         fence(Ordering::SeqCst);
     }
 
-    /// Withdraws the published position of step number `step`, because the step is not enqueued.
+    /// Withdraws the published position, in stream order, of step number `step`, because the step is not enqueued.
     pub fn take_back(&self, step: u64) {
         self.word(step).store(0, Ordering::Release);
     }
 
-    /// Stops the publication of the plan's step positions, because the numbers of further steps are unknown.
+    /// Stops publishing the positions, in stream order, of the plan's steps, because the numbers of further steps are unknown.
     pub fn end(&self) {
         self.page().changed.store(u64::MAX, Ordering::Release);
     }
 
-    /// Returns the number of the last step that was enqueued in a different order than the preceding steps. Returns `None` if positions are
-    /// no longer published.
+    /// Returns the number of the last step that was enqueued in a different order than the preceding steps. Returns `None` if the positions
+    /// of steps are no longer published.
     pub fn changed(&self) -> Option<u64> {
         Some(self.page().changed.load(Ordering::Acquire)).filter(|step| *step != u64::MAX)
     }
 
-    /// Returns the position of step number `step`. Returns `None` if it is not published, or was overwritten by a later step.
+    /// Returns the position, in stream order, of step number `step`. Returns `None` if it is not published, or was overwritten by a later
+    /// step.
     pub fn find(&self, step: u64) -> Option<StepPlace> {
         let is_there = || self.page().steps.load(Ordering::Acquire).checked_sub(step).is_some_and(|since| since < PLACES);
         if !is_there() {

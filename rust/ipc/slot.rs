@@ -27,7 +27,7 @@ const DESCRIBED: u64 = 1 << 63;
 pub struct SlotId {
     /// Rank to which the slot belongs, and in whose memory the slot is.
     pub rank: u32,
-    /// Number of the slot among the slots of the rank to which it belongs.
+    /// Index of the slot among the slots of the rank to which it belongs.
     pub slot: u32,
 }
 
@@ -126,7 +126,7 @@ pub enum SlotBuffer {
         handle: [u8; super::handle::BYTES],
         /// Offset in bytes of the first byte of the data from the start of the allocation.
         offset: u64,
-        /// Number of the device that contains the data, in the node-wide numbering.
+        /// Node-wide device number of the device that contains the data.
         device: i32,
     },
 }

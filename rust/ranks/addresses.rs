@@ -91,8 +91,9 @@ impl Bindings<'_> {
         self.place(place)
     }
 
-    /// Returns the shared tables in which this rank and its neighbours publish the stream positions of the plan's steps. A neighbour is a
-    /// rank that this rank waits for in each step and that also waits for this rank. Returns `None` if this rank has no neighbours.
+    /// Returns the shared tables in which this rank and its neighbours publish where in stream order they have enqueued the plan's steps
+    /// (executions). A neighbour is a rank that this rank waits for in each step and that also waits for this rank. Returns `None` if this
+    /// rank has no neighbours.
     pub fn places(&self, plan: u64) -> Option<Arc<PlanPlaces>> {
         let (rank, flags) = (self.node.rank(), &self.together.parts.flags);
         let at = |taker: u32| Some(StepPlaces::at(self.flags.get(&taker)? + self.together.places_of(taker)?));
@@ -181,8 +182,8 @@ impl Addresses for Bindings<'_> {
 }
 
 impl Together {
-    /// Returns the offset in bytes, in the rank's flag memory, of the table in which the rank publishes the stream positions of its steps.
-    /// `None` for a rank that waits for no flags.
+    /// Returns the offset in bytes, in the rank's flag memory, of the table in which the rank publishes where in stream order it has
+    /// enqueued its steps. `None` for a rank that waits for no flags.
     pub fn places_of(&self, rank: u32) -> Option<u64> {
         let flags = self.parts.flags.iter().filter(|flag| flag.taker == rank).count() as u64;
         (flags > 0).then(|| (flags * FLAG_BYTES).next_multiple_of(StepPlaces::ALIGN))

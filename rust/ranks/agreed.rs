@@ -1,5 +1,6 @@
-//! Makes all ranks agree on the plan variant that each step uses. A step is one execution of a node plan. Ranks reach a step at different
-//! times and enqueue steps long before they run, but all must execute a step in the same variant.
+//! Makes all ranks agree on the plan variant that each step uses. A step is one execution of a node plan (plan that several ranks execute
+//! together). Ranks reach a step at different times and enqueue steps long before they run, but all must execute a step in the same
+//! variant.
 //!
 //! Steps are grouped into *spans*; all steps of a span use one variant. For each span there is a word in memory that all ranks share. The
 //! word holds the length of the span and the variant of the next span. The first rank that reaches the end of a span either extends the

@@ -39,9 +39,9 @@ pub(super) struct BoundRank {
     pub part: BoundPart,
     pub used: Used,
     pub words: Option<Arc<PartitionWords>>,
-    /// Tables in which this rank and its neighbours publish the stream positions of the plan's steps. `None` if no neighbour checks the
-    /// order of steps. Also `None` for plans whose transfers move in partitions. Two calls enqueue a step of such a plan, so the step has
-    /// no single position.
+    /// Tables in which this rank and its neighbours publish where in stream order they have enqueued the plan's steps (executions). `None`
+    /// if no neighbour checks the order of steps. Also `None` for plans whose transfers move in partitions. Two calls enqueue a step of
+    /// such a plan, so the step has no single position.
     pub places: Option<Arc<PlanPlaces>>,
     /// Address of the word that this rank's kernel sets after a long wait. `Some(None)` if kernels execute the plan variant on other ranks,
     /// but this rank has no kernel. `None` if streams execute the plan variant on all ranks.

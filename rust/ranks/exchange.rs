@@ -54,7 +54,8 @@ impl Collective {
     pub const CREATE: Collective = Collective::new(Collective::OF_LIBRARY, "node object creation");
     /// Identity of the collective call that creates a node plan (a communication plan that all ranks of a node execute together).
     pub const PLAN: Collective = Collective::new(Collective::OF_LIBRARY, "node plan creation");
-    /// Identity of the collective call that creates a node plan whose transfers move in partitions.
+    /// Identity of the collective call that creates a node plan (communication plan that all ranks of a node execute together) whose
+    /// transfers are copied in partitions.
     pub const PLAN_PARTITIONED: Collective = Collective::new(Collective::OF_LIBRARY, "node plan creation with partitions");
     /// Identity of the collective call that measures which number of partitions is fastest.
     pub const TUNE_PARTITIONS: Collective = Collective::new(Collective::OF_LIBRARY, "the tuning of partitions");

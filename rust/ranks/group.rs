@@ -21,7 +21,7 @@ pub(super) struct NodeGpu {
     pub uuid: Uuid,
     /// Rank that uses this GPU.
     pub owner: u32,
-    /// Number of the GPU in this process. `None` if the GPU is not visible to this process.
+    /// Device number of the GPU in this process. `None` if the GPU is not visible to this process.
     pub here: Option<DeviceId>,
 }
 

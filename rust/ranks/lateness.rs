@@ -11,9 +11,9 @@
 use crate::sync::{AtomicU64, Ordering};
 use std::ptr::with_exposed_provenance;
 
-/// Number of the plan variant in which a kernel executes a rank's operations.
+/// Index of the plan variant in which a kernel executes a rank's operations.
 pub(super) const BY_KERNEL: usize = 0;
-/// Number of the plan variant in which streams execute a rank's operations.
+/// Index of the plan variant in which streams execute a rank's operations.
 pub(super) const BY_STREAMS: usize = 1;
 
 /// Number of steps that streams execute after the first long wait of a kernel.

@@ -17,24 +17,25 @@ use std::sync::Arc;
 /// Shared-memory tables of this rank and its neighbours for one node plan (plan that several ranks execute together). In these tables, each
 /// rank publishes where in stream order it has enqueued each step (execution of the plan).
 pub(super) struct PlanPlaces {
-    /// Number of the plan among all plans of the node group, from 1.
+    /// Number, from 1, that identifies the plan among all plans of the node group.
     pub plan: u64,
     pub own: StepPlaces,
-    /// Number of each neighbour, with the table of that neighbour's step positions. A neighbour is a rank that this rank waits for in each
-    /// step and that also waits for this rank.
+    /// Rank number of each neighbour, with the table in which that neighbour publishes where in stream order it has enqueued its steps. A
+    /// neighbour is a rank that this rank waits for in each step and that also waits for this rank.
     pub neighbours: Vec<(u32, StepPlaces)>,
 }
 
-/// Pair of steps (executions of node plans) that a neighbour has enqueued in the opposite order.
+/// Pair of steps that a neighbour has enqueued in the opposite order. A step is one execution of a plan by several ranks.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Misorder {
     pub rank: u32,
-    /// Number of the plan whose step comes first on this rank and second on the neighbour. The field `step` is the number of that step.
+    /// Number that identifies the plan whose step comes first on this rank and second on the neighbour. The field `step` is the number of
+    /// that step.
     pub plan: u64,
     pub step: u64,
 }
 
-/// Record of the order in which this rank has enqueued the steps of all node plans.
+/// Record of the order in which this rank has enqueued steps. A step is one execution of a plan that several ranks execute together.
 #[derive(Default)]
 pub(super) struct StepOrder(Mutex<OrderState>);
 
@@ -72,7 +73,7 @@ struct StepPattern {
 }
 
 impl StepOrder {
-    /// Records and publishes that step number `step` of `plan` is about to be enqueued in the stream with number `stream`. If a neighbour
+    /// Records and publishes that step number `step` of `plan` is about to be enqueued in the stream with the ID `stream`. If a neighbour
     /// has a different order, withdraws the published position and returns an error. The caller must then not enqueue the step. Does
     /// nothing if the plan is [forgotten](StepOrder::forget).
     pub fn enqueue(&self, plan: &Arc<PlanPlaces>, step: u64, stream: u64) -> Result<(), Misorder> {
@@ -108,7 +109,7 @@ impl StepOrder {
         Ok(())
     }
 
-    /// Withdraws the published positions of a plan that is about to be destroyed, or whose further steps have unknown numbers.
+    /// Withdraws the published positions of the steps of a plan that is about to be destroyed, or whose further steps have unknown numbers.
     pub fn forget(&self, plan: &PlanPlaces) {
         let mut state = lock(&self.0);
         plan.own.end();

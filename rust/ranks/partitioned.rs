@@ -207,7 +207,7 @@ impl PartitionWords {
         Ok(())
     }
 
-    /// Records that no step is armed, because an error has occurred while a step was being armed.
+    /// Records that no step is armed (begun before its data is produced), because an error has occurred while a step was being armed.
     pub fn disarm(&self) {
         lock(&self.state).armed = None;
     }

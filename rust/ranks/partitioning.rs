@@ -34,7 +34,8 @@ pub enum Agent {
     Producer,
 }
 
-/// Options of a node plan whose transfers move in partitions.
+/// Options of a node plan (plan that several ranks execute together) whose transfers are divided into partitions. Each partition is copied
+/// when a kernel has produced it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Partitioning {
     /// Number of partitions of each transfer. `None` leaves the choice to the performance model.

@@ -56,7 +56,7 @@ impl NodeGroup {
         self.plan_within(&mut self.exchange.call(call)?, OwnRequest { windows, transfers, partitioning, options })
     }
 
-    /// Creates a node plan as part of a collective call that has already begun.
+    /// Creates a node plan (plan that several ranks execute together) as part of a collective call that has already begun.
     pub(super) fn plan_within(self: &Arc<NodeGroup>, call: &mut CollectiveCall<'_>, own: OwnRequest<'_>) -> Result<NodePlan, Error> {
         let OwnRequest { windows, partitioning, .. } = own;
         let resolved = partitioning.map_or(Ok(()), Partitioning::check).and_then(|()| self.resolve(own.options));

@@ -1,5 +1,6 @@
-//! Counts the steps of a node plan on this rank, and records when another rank stops executing the plan ("leaves" it). A rank that leaves
-//! reports the number of steps in which it has taken part. If this rank has enqueued a later step, its wait can no longer complete.
+//! Counts the steps (executions) of a node plan (plan that several ranks execute together) on this rank, and records when another rank
+//! stops executing the plan ("leaves" it). A rank that leaves reports the number of steps in which it has taken part. If this rank has
+//! enqueued a later step, its wait can no longer complete.
 
 use crate::backend::{BackendError, Cause, Leave, LeftPlan, StepFate};
 use crate::contexts::Error;
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Progress of one plan on this rank: the number of steps that this rank has enqueued, and the reports of ranks that have stopped executing
 /// the plan.
 pub(super) struct Progress {
-    /// Number of the plan among the plans of its node group, from 1.
+    /// Number, from 1, that identifies the plan among the plans of its node group.
     pub plan: u64,
     /// Number of steps that this rank has enqueued outside of stream captures.
     steps: AtomicU64,

@@ -45,8 +45,8 @@ pub struct NodePlan {
     held: Mutex<Held>,
     /// Number of steps that this rank has enqueued, and reports of ranks that have stopped executing the plan.
     pub(super) progress: Arc<Progress>,
-    /// Tables in which this rank and its neighbours publish the stream positions of steps. `None` if no neighbour checks the order of
-    /// steps.
+    /// Tables in which this rank and its neighbours publish where in stream order they have enqueued the steps of the plan. `None` if no
+    /// neighbour checks the order of steps.
     places: Option<Arc<PlanPlaces>>,
     /// True if a step could not be enqueued completely. The other ranks then wait for flags that are never set.
     is_broken: AtomicBool,
@@ -232,9 +232,9 @@ impl NodePlan {
         Ok(())
     }
 
-    /// Publishes the stream position of step number `step` to the neighbours. Returns an error if the step could never finish, because a
-    /// neighbour has enqueued the same step in front of a step of another plan that comes earlier on this rank. In this case, this rank
-    /// stops executing the plan and notifies the neighbours, so that their waits for this step end.
+    /// Publishes to the neighbours where in stream order this rank enqueues step number `step`. Returns an error if the step could never
+    /// finish, because a neighbour has enqueued the same step in front of a step of another plan that comes earlier on this rank. In this
+    /// case, this rank stops executing the plan and notifies the neighbours, so that their waits for this step end.
     fn tell_order(&self, stream: StreamHandle, step: u64, is_captured: bool) -> Result<(), Error> {
         let Some(places) = &self.places else { return Ok(()) };
         if is_captured {

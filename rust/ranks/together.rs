@@ -22,7 +22,7 @@ use crate::tune;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Variant of a node plan, with the operations of every rank. It is identical on all ranks.
+/// Variant of a node plan (plan that several ranks execute together), with the operations of every rank. It is identical on all ranks.
 pub(super) struct Together {
     pub plan: plan::Plan,
     pub parts: Parts,

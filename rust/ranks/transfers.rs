@@ -1,5 +1,5 @@
-//! Defines the arguments that each rank passes to a node plan: memory windows (memory ranges that the plan may use), and transfers between
-//! them.
+//! Defines the arguments that each rank passes when a node plan (plan that several ranks execute together) is created: memory windows
+//! (memory ranges that the plan may use), and transfers between them.
 //!
 //! A rank that sends data may not know the address of the destination, and a rank that receives data may not know the address of the
 //! source. Such a rank passes a send or receive descriptor. The descriptor contains the rank's own memory, and a tag in place of the
@@ -27,7 +27,7 @@ pub struct Window {
 pub struct NodeEnd {
     /// Rank that owns the memory window.
     pub rank: u32,
-    /// Number of the window (memory range) among those that the rank has passed to the plan, from 0. [`NodeEnd::BY_TAG`] in a send or
+    /// Index of the window (memory range) among those that the rank has passed to the plan, from 0. [`NodeEnd::BY_TAG`] in a send or
     /// receive descriptor.
     pub window: u32,
     /// Offset in bytes from the start of the window (memory range). If `window` is [`NodeEnd::BY_TAG`], this field is the tag of the
@@ -100,8 +100,8 @@ pub(super) struct RankRequest {
     pub transfers: Vec<NodeTransfer>,
     /// Options of the plan as names and values. They must be equal on all ranks.
     pub options: Named,
-    /// Numbers of partitions that rank 0 has measured earlier to be fastest. All ranks use them if the caller leaves the choice of the
-    /// agent open.
+    /// Numbers of partitions that rank 0 has measured earlier to be fastest. All ranks use them if the caller does not select the agent
+    /// (mechanism that moves partitions).
     pub tuned: Vec<PartitionTuning>,
 }
 

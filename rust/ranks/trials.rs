@@ -1,5 +1,6 @@
-//! Tunes partitioned transfers by measurement. Plans each candidate (an agent with a number of partitions) on all ranks, executes it with
-//! the caller's own kernels, and keeps the fastest. An agent is what moves the partitions: copy engines or kernels.
+//! Tunes partitioned transfers by measurement. Plans each candidate (combination of an agent and a number of partitions) on all ranks,
+//! executes it with the caller's own kernels, and keeps the fastest. An agent is the mechanism that moves partitions: copy engines or
+//! kernels.
 
 use super::exchange::{Collective, CollectiveCall, Named};
 use super::group::NodeGroup;
@@ -21,7 +22,8 @@ use std::time::Instant;
 pub struct PartitionTrials<'a> {
     /// Agents (copy engines or producing kernels) with which the transfers are measured.
     pub agents: &'a [Agent],
-    /// Number of timed steps for each candidate (an agent with a number of partitions). Further steps before them are not timed.
+    /// Number of timed steps for each candidate (combination of a mechanism that moves partitions and a number of partitions). Further
+    /// steps before them are not timed.
     pub rounds: u32,
     /// Number of blocks of the kernel that produces the data. It is only recorded with the measurements. 0 if the program does not vary it.
     pub blocks: u32,
@@ -110,13 +112,14 @@ struct CandidateTrials<'a, 'n> {
     stream: StreamHandle,
     produce: Produce<'a>,
     tried: Vec<(Partitioning, f64)>,
-    /// Error of the first candidate (agent with a number of partitions) that could not be planned. `None` if all could be planned.
+    /// Error of the first candidate (combination of a mechanism that moves partitions and a number of partitions) that could not be
+    /// planned. `None` if all could be planned.
     refusal: Option<Error>,
 }
 
 impl CandidateTrials<'_, '_> {
-    /// Returns the fastest candidate (agent with a number of partitions), and writes the measurements to the file if one is given. `told`
-    /// contains the tuning options of each rank.
+    /// Returns the fastest candidate (combination of a mechanism that moves partitions and a number of partitions), and writes the
+    /// measurements to the file if one is given. `told` contains the tuning options of each rank.
     fn find(mut self, told: &[Named], trials: &PartitionTrials<'_>) -> Result<Partitioning, Error> {
         self.node.exchange.check_alike(c"tuning", &told.iter().collect::<Vec<_>>())?;
         let (shape, scored) = self.search(trials.agents)?;
@@ -150,8 +153,8 @@ impl CandidateTrials<'_, '_> {
         Ok(found)
     }
 
-    /// Measures the candidates of each agent. Returns the text that identifies the kind of transfers in a tuning file, and the best
-    /// candidate of each agent with its time per step in seconds.
+    /// Measures the candidates of each agent (mechanism that moves partitions). Returns the text that identifies the kind of transfers in a
+    /// tuning file, and the best candidate of each agent with its time per step in seconds.
     fn search(&mut self, agents: &[Agent]) -> Result<(String, Vec<(Partitioning, f64)>), Error> {
         let (mut shape, mut found) = (String::new(), Vec::new());
         for &agent in agents {
@@ -174,8 +177,8 @@ impl CandidateTrials<'_, '_> {
         Ok((shape, found))
     }
 
-    /// Plans a candidate (agent with a number of partitions) on all ranks. Returns `None` if it cannot be planned. All ranks have then
-    /// received the reason.
+    /// Plans a candidate (combination of a mechanism that moves partitions and a number of partitions) on all ranks. Returns `None` if it
+    /// cannot be planned. All ranks have then received the reason.
     fn plan(&mut self, partitioning: Partitioning) -> Result<Option<NodePlan>, Error> {
         match self.node.plan_within(self.call, OwnRequest { partitioning: Some(partitioning), ..self.own }) {
             Ok(plan) => Ok(Some(plan)),
@@ -188,8 +191,8 @@ impl CandidateTrials<'_, '_> {
         }
     }
 
-    /// Plans a candidate (agent with a number of partitions) and returns its median time per step in seconds, as measured by
-    /// [`time`](CandidateTrials::time). Returns `None` if the candidate cannot be planned or measured.
+    /// Plans a candidate (combination of a mechanism that moves partitions and a number of partitions) and returns its median time per step
+    /// in seconds, as measured by [`time`](CandidateTrials::time). Returns `None` if the candidate cannot be planned or measured.
     fn score(&mut self, partitioning: Partitioning) -> Result<Option<f64>, Error> {
         let Some(plan) = self.plan(partitioning)? else { return Ok(None) };
         let median = self.time(&plan, 1)?;
@@ -244,7 +247,8 @@ impl CandidateTrials<'_, '_> {
     }
 }
 
-/// Destroys the plan of a candidate (agent with a number of partitions). The plan's errors were reported before and are ignored here.
+/// Destroys the plan of a candidate (combination of a mechanism that moves partitions and a number of partitions). The plan's errors were
+/// reported before and are ignored here.
 fn end(plan: &NodePlan) {
     if let Err(error) = plan.destroy() {
         log::debug!("could not destroy a plan that was made for a trial: {error}");

@@ -10,8 +10,8 @@ fn microseconds(seconds: f64) -> f64 {
     (seconds * 1e9).round() / 1e3
 }
 
-/// Returns the process number in the trace for a device. GPUs have numbers from 1, and host domains from 10,001, so that viewers list host
-/// domains after the GPUs.
+/// Returns the process ID that represents a device in the trace. GPUs have IDs from 1, and host domains from 10,001, so that viewers list
+/// host domains after the GPUs.
 fn process(device: DeviceId) -> i64 {
     if device.is_host() { 10_000 - i64::from(device.0) } else { i64::from(device.0) + 1 }
 }

@@ -125,7 +125,7 @@ fn words(setting: &Setting) -> String {
 
 /// Comparison of the chosen plans with the best plans found, over all machines, cases and sizes.
 pub struct Judged {
-    /// True if a tuning has chosen the plans, false if the model has.
+    /// True if a tuning file determined the plans, false if the performance model did.
     pub tuned: bool,
     /// Number of points (combinations of case and size) that were evaluated.
     pub cases: usize,

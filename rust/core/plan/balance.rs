@@ -29,7 +29,7 @@ const FULL: f64 = 0.999;
 /// Path that carries data concurrently with the other active paths.
 struct ActivePath<'a> {
     candidate: usize,
-    /// Number of the path's transfer among the transfers that have active paths.
+    /// Index of the path's transfer among the transfers that have active paths.
     transfer: u32,
     /// Resources that each hop uses.
     hops: SmallVec<[&'a [ResourceId]; 2]>,

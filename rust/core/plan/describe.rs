@@ -133,7 +133,7 @@ impl Plan {
             .try_for_each(|line| writeln!(text, "  {}{line}", if relayed { "otherwise " } else { "" }))
     }
 
-    /// Returns the name of the engine. If `auto` has chosen a graph, the name says so.
+    /// Returns the name of the engine (execution method). If `auto` has chosen a graph, the name says so.
     fn engine(&self) -> String {
         let asked = self.options.engine.name();
         if (self.options.engine, self.executor) == (Engine::Auto, Engine::Graph) { format!("{asked} (graph)") } else { asked.into() }
@@ -196,7 +196,7 @@ impl Tuned {
 }
 
 impl Engine {
-    /// Returns the name of the engine in `MPGPU_ENGINE` and in messages.
+    /// Returns the name of the engine (execution method) in `MPGPU_ENGINE` and in messages.
     pub fn name(self) -> &'static str {
         match self {
             Engine::Auto => "auto",

@@ -525,7 +525,7 @@ fn open_shop(machine: &Machine, places: &mut BTreeMap<Pair, u64>, shift: impl Fn
     }
 }
 
-/// Copy between two GPUs in an [`open_shop`]: indices of its exit and entry, and its time in nanoseconds.
+/// Copy between two GPUs in an [`open_shop`]: indices of its exit (source port) and entry (destination port), and its time in nanoseconds.
 #[derive(Clone)]
 struct ShopCopy {
     pair: Pair,
@@ -538,8 +538,8 @@ struct ShopCopy {
     weight: u64,
 }
 
-/// Returns the copies in an order of execution. `loads` is the total time of each exit and entry. Each `number` gives another order: all
-/// weights are equal in order 0, and vary from 1 to almost 2 in other orders.
+/// Returns the copies in an order of execution. `loads` is the total copy time at each exit (source port) and entry (destination port).
+/// Each `number` gives another order: all weights are equal in order 0, and vary from 1 to almost 2 in other orders.
 fn shop_order(mut left: Vec<ShopCopy>, loads: &[u64], number: u64) -> Vec<ShopCopy> {
     // For each exit and entry: the time left to move, and the time at which it becomes free.
     let mut ends: Vec<(u64, u64)> = loads.iter().map(|load| (*load, 0)).collect();
@@ -567,7 +567,7 @@ fn shop_order(mut left: Vec<ShopCopy>, loads: &[u64], number: u64) -> Vec<ShopCo
 }
 
 /// Returns the time at which the last copy ends if copies start in this order, in nanoseconds. Copies that use the same entry at the same
-/// time share it evenly. `ends` is the number of exits and entries.
+/// time share it evenly. `ends` is the number of exits (source ports) and entries (destination ports).
 fn shop_time(order: &[ShopCopy], ends: usize) -> f64 {
     let mut exits: Vec<Vec<&ShopCopy>> = vec![Vec::new(); ends];
     order.iter().rev().for_each(|copy| exits[copy.exit].push(copy));

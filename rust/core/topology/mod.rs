@@ -47,8 +47,8 @@ pub struct DeviceId(pub i32);
 impl DeviceId {
     /// Host memory of NUMA domain 0. Corresponds to `MP_DEVICE_HOST` in the C ABI.
     pub const HOST: DeviceId = DeviceId(-1);
-    /// Placeholder for a device: the library determines the device that owns an address. Accepted only by functions whose description mentions it. No GPU has this
-    /// number.
+    /// Placeholder for a device: the library determines the device that owns the address. Accepted only by functions whose description
+    /// mentions it. No GPU has this number.
     pub const AUTO: DeviceId = DeviceId(0x7fff_fffe);
     /// Returns the GPU with the number `index`.
     pub const fn gpu(index: u32) -> Self {

@@ -104,9 +104,9 @@ pub enum Fabric {
 /// Pair of visible GPUs, with the access between them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair {
-    /// Number of the GPU of the pair that has the lower number.
+    /// Lower of the two device numbers of the GPUs of the pair.
     pub a: usize,
-    /// Number of the GPU of the pair that has the higher number.
+    /// Higher of the two device numbers of the GPUs of the pair.
     pub b: usize,
     /// Peer access that the driver reports: from `a` to the memory of `b`, and from `b` to the memory of `a`.
     pub claims: (bool, bool),

@@ -60,9 +60,9 @@ impl fmt::Display for Mover {
 /// Test copy whose data did not arrive, or did not arrive completely.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// Number of the GPU from which the test pattern was copied.
+    /// Index of the GPU from which the test pattern was copied.
     pub from: usize,
-    /// Number of the GPU to which the test pattern was copied.
+    /// Index of the GPU to which the test pattern was copied.
     pub to: usize,
     /// Engine that made the test copy.
     pub mover: Mover,

@@ -39,7 +39,7 @@ struct Copies {
     by_threads: Vec<AtomicBool>,
     by_stream: Vec<AtomicBool>,
     runs: AtomicU32,
-    /// Number of the job that currently uses the slots. All jobs of a test share the slots.
+    /// Number that identifies the job that currently uses the slots. All jobs of a test share the slots.
     owner: Arc<AtomicU32>,
     number: u32,
 }

@@ -176,7 +176,7 @@ impl Core {
     }
 
     /// Registers waits that are about to be enqueued, and returns the registered waits. Outside a capture, these are the waits whose
-    /// counters have not reached their values. In a capture, these are all waits.
+    /// counters have not reached the required values yet. In a capture, these are all waits.
     fn register_waits(&self, stream: StreamHandle, signals: &[Signal]) -> Result<Vec<Signal>, BackendError> {
         // A captured wait runs later, and its counter may have been reset until then.
         let is_captured = self.is_captured(stream)?;

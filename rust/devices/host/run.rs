@@ -33,7 +33,7 @@ pub(super) enum HostWork {
     GiveBack(Arc<Rings<HostWork>>, Arc<Node<HostWork>>),
     /// Recording of the time at which the stream reaches this node.
     Moment(Passed),
-    /// Wait of a stream for counters to reach their values. The thread of the polling queue checks the counters.
+    /// Wait of a stream until counters reach the values of their signals. The thread of the polling queue checks the counters.
     Wait(Wait),
     /// Setting of counters. The counters are not set if they belong to a communication step that this rank has abandoned.
     Raise(Signals, Option<StepFate>),
@@ -42,7 +42,7 @@ pub(super) enum HostWork {
 /// Counters, each with the value that a stream waits for or sets.
 pub(super) type Signals = SmallVec<[Signal; 4]>;
 
-/// Wait of a stream for counters to reach their values.
+/// Wait of a stream until counters reach the values of their signals.
 #[derive(Debug)]
 pub(super) struct Wait {
     pub(super) signals: Signals,
@@ -277,9 +277,9 @@ fn is_abandoned(fate: &Option<StepFate>) -> bool {
 }
 
 impl Wait {
-    /// True if the wait may end, because each counter has reached its value or can no longer reach it since a process was lost. In a
-    /// communication step, a single lost counter ends the wait, because the step is then abandoned. The loss is recorded, because the lost
-    /// counter may still be set late, when other counters of the step have not reached their values.
+    /// True if the wait may end, because each counter has reached the required value, or can no longer reach it since a process was lost.
+    /// In a communication step, a single lost counter ends the wait, because the step is then abandoned. The loss is recorded, because the
+    /// lost counter may still be set late, when other counters of the step have not reached their required values.
     fn may_end(&self) -> bool {
         let is_reached = |wanted: &Signal| self.memory.is_reached(wanted).unwrap_or(true);
         let failed = |wanted: &Signal| self.memory.failed_wait(wanted);

@@ -82,8 +82,8 @@ pub struct TunedPoint {
 }
 
 impl TunedPoint {
-    /// Returns the preferred engine, and the time of its best plan in seconds. Returns [`Engine::Auto`] and the time of the current choice
-    /// if no engine is faster than the current choice by enough.
+    /// Returns the preferred engine (execution method), and the time of its best plan in seconds. Returns [`Engine::Auto`] and the time of
+    /// the current choice if no engine is faster than the current choice by enough.
     pub fn choice(&self) -> (Engine, f64) {
         [(Engine::Stream, &self.stream), (Engine::Graph, &self.graph)]
             .into_iter()
@@ -104,7 +104,7 @@ impl TunedPoint {
         Some(grids.into_iter().map(|grid| grid.best.seconds).fold(self.short(), f64::min))
     }
 
-    /// Returns the number of plans that the short searches of both engines scored, plus one for the current choice.
+    /// Returns the number of plans that the short searches of both engines (execution methods) scored, plus one for the current choice.
     pub fn short_evaluations(&self) -> usize {
         1 + self.stream.short.evaluations + self.graph.short.evaluations
     }
@@ -131,8 +131,8 @@ impl Campaign<'_> {
         largest.iter().flat_map(|batch| sizes.iter().map(|size| (*size, at(batch, *size)))).collect()
     }
 
-    /// Searches for the best plan of one batch. Returns `None` if the batch belongs to no class. `progress` receives the engine, the number
-    /// of scored settings of the grid, and the number of all settings of the grid.
+    /// Searches for the best plan of one batch. Returns `None` if the batch belongs to no class. `progress` receives the engine (execution
+    /// method), the number of scored settings of the grid, and the number of all settings of the grid.
     pub fn point<S: Score>(
         &self,
         case: Case,

@@ -132,7 +132,7 @@ struct SizeEntry {
     relay_share: Option<Spanned<f64>>,
 }
 
-/// Parses a tuning from a TOML text.
+/// Parses a tuning (results of a search for good planner options) from TOML text.
 ///
 /// Parsing is strict. An unknown key, a wrong type, a value out of range, and sizes that do not ascend are errors. The message names the
 /// line.

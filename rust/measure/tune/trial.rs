@@ -42,7 +42,7 @@ pub struct Found {
     pub evaluations: usize,
 }
 
-/// Scores settings for one batch and one engine, and remembers the scores.
+/// Scores settings for one batch and one engine (execution method), and remembers the scores.
 pub struct Trials<'a, S> {
     machine: &'a Machine,
     batch: &'a [Shape],

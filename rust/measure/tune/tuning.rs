@@ -262,8 +262,8 @@ impl Tuning {
         Ok(())
     }
 
-    /// Returns the advice for this batch with this engine. [`Engine::Auto`] leaves the choice of the engine to the tuning. Returns `None`
-    /// if no similar batch was tuned, or if the model was found to be best.
+    /// Returns the advice for this batch with this engine (execution method). [`Engine::Auto`] leaves the choice of the engine to the
+    /// tuning. Returns `None` if no similar batch was tuned, or if the model was found to be best.
     pub fn advice(&self, machine: &Machine, batch: &[Shape], engine: Engine) -> Option<Advice> {
         let (class, bytes) = Class::of(machine, batch)?;
         let tuned = self.classes.iter().find(|tuned| tuned.class.is_like(&class))?;

@@ -73,7 +73,7 @@ pub enum Executor {
 }
 
 impl Executor {
-    /// Returns the method by which the CUDA backend issues a plan of this `engine`.
+    /// Returns the method by which the CUDA backend issues a plan with this engine (execution method).
     pub fn of(engine: Engine) -> Executor {
         if engine == Engine::Graph { Executor::Graph } else { Executor::Streams }
     }
