@@ -426,8 +426,8 @@ typedef struct {
     /// Minimum size of a transfer that uses several paths, bytes. Smaller transfers use one path. 0 lets the library
     /// choose.
     uint64_t min_bytes;
-    /// Maximum size of the plan's staging buffers on each device, bytes. It must not exceed the limit of the context,
-    /// which 0 selects.
+    /// Maximum size of the plan's staging buffers on each device, bytes. It must not exceed the limit of the context. 0
+    /// selects the limit of the context.
     uint64_t staging_bytes;
     /// Bit mask of the GPUs through which the data of other devices may be forwarded. Bit `g` represents GPU `g`. In
     /// plans of `mp_node_plan` the GPUs of the node are counted rank by rank, in the order in which each rank lists or
@@ -991,8 +991,8 @@ mp_status_t mp_stream_launch_host(mp_context_t context,
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `event` is NULL.
 mp_status_t mp_event_create(mp_context_t context, mp_event_t *event);
 
-/// Destroys an event from `mp_event_create`. Waits for the event that are already enqueued remain in effect. May be
-/// called from any thread.
+/// Destroys an event from `mp_event_create`. Streams that already wait for the event continue to wait. May be called
+/// from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 mp_status_t mp_event_destroy(mp_context_t context, mp_event_t event);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Converts devices and element types as frameworks name them (``"cuda:0"``, ``torch.float32``) to numbers and names of mpgpu."""
+"""Converts device and element-type names of frameworks (``"cuda:0"``, ``torch.float32``) to device numbers and type names of mpgpu."""
 
 from __future__ import annotations
 

@@ -189,8 +189,8 @@ pub unsafe extern "C" fn mp_event_create(context: mp_context_t, event: *mut mp_e
     })
 }
 
-/// Destroys an event from `mp_event_create`. Waits for the event that are already enqueued remain in effect. May be
-/// called from any thread.
+/// Destroys an event from `mp_event_create`. Streams that already wait for the event continue to wait. May be called
+/// from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]

@@ -289,8 +289,8 @@ pub struct mp_plan_options_t {
     /// Minimum size of a transfer that uses several paths, bytes. Smaller transfers use one path. 0 lets the library
     /// choose.
     pub min_bytes: u64,
-    /// Maximum size of the plan's staging buffers on each device, bytes. It must not exceed the limit of the context,
-    /// which 0 selects.
+    /// Maximum size of the plan's staging buffers on each device, bytes. It must not exceed the limit of the context. 0
+    /// selects the limit of the context.
     pub staging_bytes: u64,
     /// Bit mask of the GPUs through which the data of other devices may be forwarded. Bit `g` represents GPU `g`. In
     /// plans of `mp_node_plan` the GPUs of the node are counted rank by rank, in the order in which each rank lists or

@@ -215,13 +215,13 @@ impl Spans {
     }
 }
 
-/// Time that the slowest rank has taken for a measured step. It is known once every rank has reported its own time.
+/// Time that the slowest rank has taken for a measured communication step. It is known once every rank has reported its own time.
 #[derive(Debug)]
 struct StepTime {
     words: SharedWords,
     span: u64,
     variant: usize,
-    /// Start and end of the step on this rank. `None` after this rank has reported its time.
+    /// Start and end of the measured communication step on this rank. `None` after this rank has reported its time.
     moments: Option<Moments>,
 }
 
@@ -240,14 +240,14 @@ impl Measurement for StepTime {
     }
 }
 
-/// Rule that selects the plan variant of each step, in agreement with all ranks.
+/// Rule that selects the plan variant of each communication step, in agreement with all ranks.
 #[derive(Debug)]
 pub(super) struct StepVariants {
     spans: Spans,
     rule: Rule,
 }
 
-/// Rule by which this rank proposes the variant of the next step.
+/// Rule by which this rank proposes the plan variant of the next communication step.
 #[derive(Debug)]
 enum Rule {
     /// Proposes the plan variant with the shortest measured time.

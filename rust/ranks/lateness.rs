@@ -16,23 +16,23 @@ pub(super) const BY_KERNEL: usize = 0;
 /// Index of the plan variant in which streams execute a rank's operations.
 pub(super) const BY_STREAMS: usize = 1;
 
-/// Number of steps that streams execute after the first long wait of a kernel.
+/// Number of communication steps that streams execute after the first long wait of a kernel.
 const FIRST: u32 = 8;
-/// Maximum number of successive steps that streams execute after a long wait of a kernel.
+/// Maximum number of successive communication steps that streams execute after a long wait of a kernel.
 const MOST: u32 = 1024;
 
-/// Number of steps that kernels must execute without a long wait before earlier long waits are forgotten. After the next long wait, streams
-/// then execute only [`FIRST`] steps.
+/// Number of communication steps that kernels must execute without a long wait before earlier long waits are forgotten. After the next long
+/// wait, streams then execute only [`FIRST`] steps.
 const FORGOTTEN: u32 = 64;
 
-/// Rule by which a rank proposes that a kernel or that streams execute the next step.
+/// Rule by which a rank proposes that a kernel or that streams execute the next communication step.
 #[derive(Debug)]
 pub(super) struct Lateness {
     /// Address of the word that this rank's kernel sets after a long wait. `None` if the rank has no kernel.
     word: Option<u64>,
     /// Number of further steps that streams will execute before a kernel is tried again.
     left: u32,
-    /// Total number of steps in the current or last series of steps that streams execute.
+    /// Total number of communication steps in the current or last series of steps that streams execute.
     length: u32,
     in_time: u32,
 }
@@ -44,7 +44,7 @@ impl Lateness {
         Lateness { word, left: 0, length: FIRST / 2, in_time: 0 }
     }
 
-    /// Returns the proposal for the next step: [`BY_KERNEL`] or [`BY_STREAMS`].
+    /// Returns the proposal for the next communication step: [`BY_KERNEL`] or [`BY_STREAMS`].
     pub fn next(&mut self) -> usize {
         if self.has_waited() {
             self.length = (2 * self.length).min(MOST);

@@ -41,13 +41,13 @@ pub(super) struct StepOrder(Mutex<OrderState>);
 
 #[derive(Default)]
 struct OrderState {
-    /// Number of steps of all plans that this rank has enqueued so far.
+    /// Number of communication steps of all plans that this rank has enqueued so far.
     number: u64,
     /// Number of streams that have been assigned a stream number so far.
     names: u16,
-    /// Streams in which steps were enqueued, keyed by stream number.
+    /// Streams in which communication steps were enqueued, keyed by stream ID.
     streams: HashMap<u64, StreamSteps>,
-    /// Position of each plan's last step relative to the steps of other plans, keyed by plan number.
+    /// Position, in stream order, of each plan's last communication step relative to the steps of other plans, keyed by plan number.
     patterns: HashMap<u64, StepPattern>,
 }
 

@@ -112,7 +112,7 @@ pub(super) const INSIDE_RATE: u64 = 4;
 /// Maximum number of bytes for which the kernel that executes a rank's operations has only one block.
 const NARROW_BYTES: u64 = 64 << 10;
 
-/// Work that a step enqueues before the kernels that produce the data of a partitioned transfer.
+/// Work that a communication step enqueues before the kernels that produce the data of a partitioned transfer.
 pub(super) struct Armed {
     /// Addresses of the flags that the stream waits for and resets before the producing kernels.
     pub takes: Vec<u64>,
@@ -155,11 +155,11 @@ pub(super) struct BoundPart {
     lanes: Vec<(StreamHandle, EventHandle)>,
     /// Events at the ends of segments (consecutive operations of a stream) for which other streams of this rank wait.
     marks: Vec<EventHandle>,
-    /// Event that is recorded in the caller's stream at the beginning of a step.
+    /// Event that is recorded in the caller's stream at the beginning of a communication step.
     fork: EventHandle,
-    /// Event that was recorded in the caller's stream at the end of the last step.
+    /// Event that was recorded in the caller's stream at the end of the last communication step.
     end: EventHandle,
-    /// Caller's stream in which the plan's last step was enqueued. `None` before the first step.
+    /// Caller's stream in which the plan's last communication step was enqueued. `None` before the first one.
     stream: Option<StreamHandle>,
     /// True once the internal streams and events have been destroyed.
     is_released: bool,
@@ -516,7 +516,7 @@ impl BoundPart {
         Ok(())
     }
 
-    /// True if the last step was, or may have been, enqueued in a stream other than `stream`.
+    /// True if the last communication step was, or may have been, enqueued in a stream other than `stream`.
     fn is_other(&self, stream: StreamHandle) -> bool {
         // The handles of default streams (0 to 2) denote a different stream in each thread or context.
         self.stream.is_some_and(|last| last != stream || stream.0 <= 2)

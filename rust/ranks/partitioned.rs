@@ -86,7 +86,7 @@ pub(super) struct PartitionWords {
     /// Address of a block of zeros that is copied to the flags of partitions to reset them. The block is as large as the flags, and on a
     /// device that can make this copy.
     zeros: u64,
-    /// Words in GPU memory that tell producing kernels how the current step moves the partitions.
+    /// Words in GPU memory that tell producing kernels how the current communication step moves the partitions.
     steps: Vec<StepWords>,
     /// Instruction ([`PartitionMove`] as a number) that producing kernels read at present. See [`ProducerOrders::said`].
     said: Arc<AtomicU32>,

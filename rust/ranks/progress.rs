@@ -13,11 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(super) struct Progress {
     /// Number, from 1, that identifies the plan among the plans of its node group.
     pub plan: u64,
-    /// Number of steps that this rank has enqueued outside of stream captures.
+    /// Number of communication steps of the plan that this rank has enqueued outside of stream captures.
     steps: AtomicU64,
-    /// True once this rank has captured a step. The number of times that the captured step is executed is unknown.
+    /// True once this rank has captured a communication step of the plan in a graph. The number of times that the captured step is executed
+    /// is unknown.
     is_captured: AtomicBool,
-    /// Smallest number of steps that any rank has reported when it stopped executing the plan. `u64::MAX` while no rank has stopped.
+    /// Smallest number of communication steps that any rank has reported when it stopped executing the plan. `u64::MAX` while no rank has
+    /// stopped.
     last: AtomicU64,
     /// True if another rank has stopped executing the plan because of a failure, or while this rank waits for it.
     has_failed: AtomicBool,
@@ -93,7 +95,7 @@ impl Progress {
         waits.then_some(left)
     }
 
-    /// Records that this rank has begun a step that it will not finish.
+    /// Records that this rank has begun a communication step that it will not finish.
     pub fn fail(&self) {
         self.has_failed.store(true, Ordering::SeqCst);
     }

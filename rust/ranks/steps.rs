@@ -35,34 +35,34 @@ pub struct NodePlan {
     pub(super) together: Together,
     /// All variants of the plan except the first.
     others: Vec<Together>,
-    /// Number of bytes that this rank sends and receives in one step. Transfers within the rank count only once.
+    /// Number of bytes that this rank sends and receives in one execution of the plan. Transfers within the rank count only once.
     bytes: u64,
-    /// Memory that the steps of this plan use. Each step checks that this memory still exists.
+    /// Memory that the executions of this plan use. Each execution checks that this memory still exists.
     used: Used,
     parts: Mutex<RankParts>,
     /// Flags and counters of the partitions. `None` if the transfers do not move in partitions.
     pub(super) words: Option<Arc<PartitionWords>>,
     held: Mutex<Held>,
-    /// Number of steps that this rank has enqueued, and reports of ranks that have stopped executing the plan.
+    /// Number of communication steps that this rank has enqueued, and reports of ranks that have stopped executing the plan.
     pub(super) progress: Arc<Progress>,
     /// Tables in which this rank and its neighbours publish where in stream order they have enqueued the steps of the plan. `None` if no
     /// neighbour checks the order of steps.
     places: Option<Arc<PlanPlaces>>,
-    /// True if a step could not be enqueued completely. The other ranks then wait for flags that are never set.
+    /// True if a communication step could not be enqueued completely. The other ranks then wait for flags that are never set.
     is_broken: AtomicBool,
 }
 
 /// Operations of this rank in each variant of the plan, bound to memory.
 struct RankParts {
     all: Vec<BoundPart>,
-    /// Index of the plan variant that the last step used.
+    /// Index of the plan variant that the last communication step used.
     last: usize,
-    /// Index of the plan variant that the last step outside of stream captures used.
+    /// Index of the plan variant that the last communication step outside of stream captures used.
     last_run: usize,
-    /// Rule that chooses the plan variant of each step. `None` if the plan has only one variant.
+    /// Rule that chooses the plan variant of each communication step. `None` if the plan has only one variant.
     variants: Option<StepVariants>,
-    /// Measured step that has begun and not yet ended, as the index of its plan variant and its start time. `None` if no measured step is
-    /// in progress.
+    /// Measured communication step that has begun and not yet ended, as the index of its plan variant and its start time. `None` if no
+    /// measured step is in progress.
     begun: Option<(usize, Result<Moment, BackendError>)>,
 }
 
@@ -303,7 +303,7 @@ impl NodePlan {
         &self.together.plan
     }
 
-    /// Returns the number of bytes that this rank sends or receives in one step.
+    /// Returns the number of bytes that this rank sends or receives in one execution of the plan.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -311,7 +311,7 @@ class plan {
     struct lane {
         int rank;
         rank_arrays arrays;
-        stream order; ///< stream in which this rank packs and unpacks; the first rank's also orders other work
+        stream order; ///< stream in which this rank packs and unpacks; the first rank's stream also orders the others
         event done;
         memory outbox;
         memory inbox;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Possible plan of a batch: division of the data among paths, and operations for the direct paths.
 pub(super) struct Alternative {
     pub assignment: Assignment,
-    /// Operations that copy the parts on direct paths.
+    /// Operations that copy the data on direct paths.
     pub launches: Vec<Launch>,
 }
 

@@ -22,20 +22,20 @@ pub struct DirectOp {
 pub struct Piece {
     /// Transfer, as an index into the batch.
     pub transfer: u32,
-    /// Offset of the piece's first byte in the transfer.
+    /// Offset, in the transfer, of the first byte of the piece (part of a transfer).
     pub offset: u64,
-    /// Size of the piece in bytes.
+    /// Size in bytes of the piece (part of a transfer).
     pub bytes: u64,
 }
 
-/// Staged path: pieces between the same two devices that pass through one staging ring, one after the other.
+/// Staged path: pieces (parts of transfers) between the same two devices that pass through one staging ring, one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StagedPath {
     /// Pieces in the order in which they are transferred. A chunk fills a slot of the ring.
     pub pieces: SmallVec<[Piece; 1]>,
     /// Devices whose copy engines execute the first and the second hop, in this order.
     pub lanes: [DeviceId; 2],
-    /// Staging ring that the pieces pass through.
+    /// Staging ring through which the pieces (parts of transfers) pass.
     pub ring: Ring,
 }
 
@@ -84,7 +84,7 @@ pub fn lower<K: PartialEq>(transfers: Vec<u64>, direct: &[DirectOp], lane_key: i
 
 /// State of a staged path while its chunks are added to the program.
 struct Pipeline<'a> {
-    /// Remaining pieces. The next chunk belongs to the first of them.
+    /// Remaining pieces (parts of transfers). The next chunk belongs to the first of them.
     pieces: &'a [Piece],
     chunk_bytes: u64,
     /// Number of bytes of the first remaining piece that are already in the program.

@@ -13,9 +13,9 @@ use std::ops::Range;
 pub(super) struct PathShare {
     /// Transfer, as an index into the batch.
     pub transfer: u32,
-    /// Candidate path that carries the part, as an index into the candidates.
+    /// Path that carries this part of the transfer, as an index into the candidate paths.
     pub candidate: usize,
-    /// Offset of the part in the transfer, bytes.
+    /// Offset, in the transfer, of the part that the path carries, bytes.
     pub offset: u64,
     pub bytes: u64,
     /// Staging ring of the path, as an index into [`Assignment::rings`]. `None` for direct paths, and until a ring is assigned.

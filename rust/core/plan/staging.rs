@@ -44,11 +44,11 @@ fn rings_on(all: &AllPipelines, via: DeviceId) -> u64 {
 /// Staging ring whose slot size has not been decided.
 struct Draft {
     via: DeviceId,
-    /// First part of a transfer that uses the ring.
+    /// First path share (part of a transfer on one path) that uses the ring.
     first: PathShare,
     bytes: u64,
     paths: u64,
-    /// Size of the largest part of a transfer that uses the ring, bytes.
+    /// Size of the largest path share (part of a transfer on one path) that uses the ring, bytes.
     largest: u64,
     /// Largest total size that the ring may have, bytes.
     room: u64,

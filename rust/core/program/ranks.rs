@@ -89,14 +89,14 @@ pub struct Part {
 pub struct Parts {
     /// Part of the program that each rank executes, indexed by rank.
     pub parts: Vec<Part>,
-    /// Flags by which all parts synchronize.
+    /// Flags by which the operations of different ranks synchronise.
     pub flags: Vec<Flag>,
 }
 
 /// Batch of transfers whose memory belongs to several ranks.
 #[derive(Copy, Clone, Debug)]
 pub struct RankedBatch<'a> {
-    /// Number of ranks that take part.
+    /// Number of ranks that execute the program together.
     pub ranks: u32,
     /// Description of each transfer.
     pub shapes: &'a [Shape],
@@ -260,7 +260,7 @@ pub fn divide(program: &Program, batch: &RankedBatch<'_>) -> Parts {
 }
 
 impl Part {
-    /// Returns all copies of the part, without copies of 0 bytes.
+    /// Returns all copies that the rank performs, without copies of 0 bytes.
     pub fn copies(&self) -> impl Iterator<Item = &Copy> {
         self.steps.iter().flat_map(|step| &step.copies).filter(|copy| copy.bytes > 0)
     }

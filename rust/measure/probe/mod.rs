@@ -220,9 +220,9 @@ impl ProbeOptions {
 pub struct Progress {
     /// Name of the current stage of the probe.
     pub stage: &'static str,
-    /// Number of parts of the current stage that have been completed.
+    /// Number of completed parts of the current stage of the probe.
     pub done: u32,
-    /// Total number of parts of the current stage.
+    /// Total number of parts into which the current stage of the probe is divided.
     pub of: u32,
     /// Number of measurements that the probe has made so far.
     pub measurements: u32,

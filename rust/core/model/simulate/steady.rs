@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// Work of one process in each communication step.
 pub struct Rank {
-    /// Program that the process executes in the step. Its staging memory is not shared with other processes.
+    /// Program that the process executes in the communication step. Its staging memory is not shared with other processes.
     pub program: Arc<Program>,
     /// Method by which the program is issued.
     pub engine: Engine,
@@ -24,9 +24,9 @@ pub struct Steady {
     /// Time of one communication step in seconds. It is the time between the ends of two successive groups of concurrent steps, divided by
     /// the number of steps in a group.
     pub seconds: f64,
-    /// Number of bytes that all ranks together transfer in a step.
+    /// Number of bytes that all ranks together transfer in a communication step.
     pub bytes: u64,
-    /// Simulation of all executed steps.
+    /// Simulation of all executed communication steps.
     pub run: Simulation,
 }
 
