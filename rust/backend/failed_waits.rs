@@ -75,8 +75,8 @@ struct WaitsState {
     lost: HashMap<Line, FailedWait>,
     /// Counter groups ([`Line`]) in `unseen` for which a wait has failed. Every stream reports these failures.
     for_all: Lines,
-    /// Failures that were already reported. Each entry holds the number of the stream on which the failure was reported, and the counter
-    /// group ([`Line`]).
+    /// Failures that were already reported. Each entry holds the ID of the stream on which the failure was reported, and the counter group
+    /// ([`Line`]).
     told: HashSet<(u64, Line)>,
 }
 
@@ -143,7 +143,7 @@ impl FailedWaits {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Records that a stream is about to wait for counters of the groups `lines`. `stream` is the unique number of the stream.
+    /// Records that a stream is about to wait for counters of the groups `lines`. `stream` is the unique ID of the stream.
     pub fn wait(&self, stream: u64, lines: impl Iterator<Item = Line>) {
         // The groups are collected before the lock is acquired, because finding them locks tables of memory. A thread that holds the lock
         // of such a table may record a failure, for which it needs the lock of this object.

@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// All values on which a plan depends. Key of the cache's first level.
+/// All values on which a plan depends. Key of the first level of the plan cache.
 #[derive(Clone, Debug, Eq)]
 pub struct Request {
     /// Transfers of the request, with their allocations.

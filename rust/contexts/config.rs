@@ -208,7 +208,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Logs a warning for each unknown variable, once in each process.
+    /// Logs a warning for each unknown environment variable whose name begins with `MPGPU_`, once in each process.
     pub(super) fn warn_of_unknown(&self) {
         static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
         for line in &self.unknown {

@@ -43,7 +43,7 @@ pub(super) struct StepOrder(Mutex<OrderState>);
 struct OrderState {
     /// Number of communication steps of all plans that this rank has enqueued so far.
     number: u64,
-    /// Number of streams that have been assigned a stream number so far.
+    /// Number of streams that have been assigned an ID so far.
     names: u16,
     /// Streams in which communication steps were enqueued, keyed by stream ID.
     streams: HashMap<u64, StreamSteps>,

@@ -46,7 +46,7 @@ pub struct Partitioning {
 
 /// Plan variants of partitioned transfers, with all options decided that the caller left open.
 pub(super) struct Settled {
-    /// Plan variants. The performance model expects the first variant to be the fastest.
+    /// Variants of a plan whose transfers are divided into partitions. The performance model expects the first variant to be the fastest.
     pub variants: Vec<PartitionVariant>,
     pub forecast: PartitionForecast,
 }

@@ -135,8 +135,8 @@ type Rejections = Arc<Vec<Rejection>>;
 /// Lists of the unused paths of transfers, created one after the other.
 struct LeftOut {
     none: Rejections,
-    /// Paths that the previous transfer of each demand (group of similar transfers) used, and the list of that transfer. The next transfer
-    /// shares the list if it uses the same paths. Only for aggregated batches.
+    /// Paths that the previous transfer of each demand (group of similar transfers) used, and the list of paths that were rejected for that
+    /// transfer. The next transfer shares the list if it uses the same paths. Only for aggregated batches.
     last: Vec<Option<(SmallVec<[usize; 8]>, Rejections)>>,
 }
 

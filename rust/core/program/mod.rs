@@ -157,9 +157,9 @@ pub enum Place {
 /// Copy of one contiguous range of bytes.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Copy {
-    /// First byte to read.
+    /// First byte that the copy reads.
     pub from: Place,
-    /// First byte to write.
+    /// First byte that the copy writes.
     pub to: Place,
     /// Number of bytes to copy, never 0.
     pub bytes: u64,

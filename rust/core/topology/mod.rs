@@ -181,7 +181,7 @@ pub struct Topology {
     pub description: String,
     /// Devices and switches of the topology.
     pub nodes: Vec<Node>,
-    /// Directed links between the nodes.
+    /// Directed links between the nodes of the topology (devices and switches).
     pub links: Vec<Link>,
     /// Capacities that several links share, in addition to the capacity of each link.
     pub shared: Vec<SharedResource>,

@@ -368,8 +368,8 @@ impl Driver {
         value
     }
 
-    /// Returns the driver's unique number of a stream. The number of a default stream depends on the current context. Returns `None` if the
-    /// driver has no stream numbers.
+    /// Returns the driver's unique ID of a stream. The ID of a default stream depends on the current context. Returns `None` if the driver
+    /// has no stream IDs.
     pub fn stream_id(&self, stream: CUstream) -> Option<u64> {
         let mut id = 0;
         // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
@@ -377,9 +377,9 @@ impl Driver {
         (code == 0).then_some(id)
     }
 
-    /// Returns the driver's unique number of a device's primary context, or the error `CONTEXT_IS_DESTROYED` if the context was lost by a
+    /// Returns the driver's unique ID of a device's primary context, or the error `CONTEXT_IS_DESTROYED` if the context was lost by a
     /// reset. The context's handle is not sufficient, because a context that is created later may have the same handle. Returns 0 if the
-    /// driver has no context numbers. The call takes 32 ns (H200, driver 580).
+    /// driver has no context IDs. The call takes 32 ns (H200, driver 580).
     pub fn context_id(&self, device: CUdevice, context: CUcontext) -> Result<u64, Code> {
         if let Some(ask) = self.cuCtxGetId {
             let mut id = 0;
@@ -401,8 +401,8 @@ impl Driver {
         if code == 0 { Ok(()) } else { Err(self.error(what, code)) }
     }
 
-    /// Returns the driver's number of a stream. The number is never reused in the process. Returns `None` if the driver has no stream
-    /// numbers. Also returns `None` while the stream is being captured, because the query would invalidate the capture.
+    /// Returns the driver's ID of a stream. The ID is never reused in the process. Returns `None` if the driver has no stream IDs. Also
+    /// returns `None` while the stream is being captured, because the query would invalidate the capture.
     pub fn number_outside_capture(&self, raw: CUstream) -> Option<u64> {
         let mut status = 0;
         // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
@@ -410,9 +410,9 @@ impl Driver {
         if code == 0 && status == 0 { self.stream_id(raw) } else { None }
     }
 
-    /// Returns the number that identifies a stream in [`FailedWaits`](crate::backend::failed_waits::FailedWaits). This is the driver's
-    /// number of the stream. If there is none, it is the stream's handle, which several default streams share. Requires the stream's
-    /// context to be current.
+    /// Returns the number that identifies a stream in [`FailedWaits`](crate::backend::failed_waits::FailedWaits). This is the driver's ID
+    /// of the stream. If there is none, it is the stream's handle, which several default streams share. Requires the stream's context to be
+    /// current.
     pub fn number_of(&self, raw: CUstream) -> u64 {
         self.number_outside_capture(raw).unwrap_or(raw.addr() as u64)
     }

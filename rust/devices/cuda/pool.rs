@@ -36,7 +36,7 @@ use std::time::Instant;
 pub(super) trait PoolJob: Debug + Send + Sync + 'static {
     /// State that each thread of the pool keeps between two steps (copies).
     type Worker: Default;
-    /// Returns the unique number of the stream in which the job's execution was submitted. Returns `None` if the stream has no number.
+    /// Returns the unique ID of the stream in which the job's execution was submitted. Returns `None` if the stream has no ID.
     fn stream(&self) -> Option<u64>;
     /// Returns the steps (copies) of each lane of the job. A lane is a list of steps that run in order.
     fn lanes(&self) -> &[Vec<u32>];
@@ -292,7 +292,7 @@ impl<J: PoolJob> PoolState<J> {
         true
     }
 
-    /// Records that a step is done. The next step of its lane (list of steps) may then become ready.
+    /// Records that a step (copy) is done. The next step of its lane (list of steps) may then become ready.
     fn finish(&mut self, taken: &Taken<J>) {
         let Some(at) = self.find(&taken.job) else { return };
         let entry = &mut self.entries[at];

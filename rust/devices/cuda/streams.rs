@@ -22,7 +22,7 @@ pub(super) struct Streams {
     /// acquires the lock of the set of destroyed streams.
     destroyed_count: AtomicUsize,
     destroyed: RwLock<HashSet<usize>>,
-    /// GPUs of recently used streams, by the driver's unique number of the stream.
+    /// GPUs of recently used streams, by the driver's unique ID of the stream.
     by_number: KnownGpus,
     /// GPUs of recently used streams, by stream handle. A handle may belong to another stream by now.
     by_handle: KnownGpus,
@@ -34,8 +34,8 @@ pub(super) struct Streams {
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Found {
     pub gpu: usize,
-    /// Unique number of the stream. Unlike the handle, it is never reused. `None` for default streams, whose handles denote several
-    /// streams, for drivers without stream numbers, and while the stream is being captured.
+    /// Unique ID of the stream. Unlike the handle, it is never reused. `None` for default streams, whose handles denote several streams,
+    /// for drivers without stream IDs, and while the stream is being captured.
     pub number: Option<u64>,
     /// True if the stream is being captured, or `None` if that is unknown. A stream with a number is not being captured.
     pub is_capturing: Option<bool>,
@@ -45,14 +45,14 @@ pub(super) struct Found {
 #[derive(Clone, Debug)]
 pub(super) struct Start {
     pub gpu: usize,
-    /// Unique number of the stream, or `None` if the stream has no such number (see [`Found::number`]).
+    /// Unique ID of the stream, or `None` if the stream has no such ID (see [`Found::number`]).
     pub number: Option<u64>,
     /// Waits for signals that precede the execution in its stream. If one of them has failed, the execution's completion reports the
     /// failure.
     pub behind: Behind,
 }
 
-/// Cache of the GPUs of recently used streams. Each 64-bit word contains the number of a stream and the number of its GPU.
+/// Cache of the GPUs of recently used streams. Each 64-bit word contains the ID of a stream and the number of its GPU.
 #[derive(Debug, Default)]
 pub(super) struct KnownGpus([AtomicU64; KnownGpus::MOST]);
 

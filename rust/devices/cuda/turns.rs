@@ -49,8 +49,8 @@ impl Drop for Turn<'_> {
 /// Handle of the per-thread default stream (`CU_STREAM_PER_THREAD`).
 const PER_THREAD: usize = 2;
 
-/// Returns a unique number of a stream: a number for the legacy default stream of each GPU, and otherwise the driver's number `number`.
-/// Returns `None` if the stream has no unique number.
+/// Returns an ID that identifies a stream: one ID for the legacy default stream of each GPU, and otherwise the ID `number` from the driver.
+/// Returns `None` if the stream has no unique ID.
 pub(super) fn own_number(stream: StreamHandle, gpu: usize, number: Option<u64>) -> Option<u64> {
     if stream.0 < PER_THREAD { Some(u64::MAX - gpu as u64) } else { number }
 }

@@ -55,7 +55,8 @@ pub(super) struct Divided {
 #[derive(Debug, Default)]
 pub(super) struct StreamHand {
     pub waits: SmallVec<[u32; 2]>,
-    /// Index of this operation's own word, which the stream sets after the operation. `None` if no thread waits for the operation.
+    /// Index of the synchronisation word of this operation, which the stream sets after the operation. `None` if no thread waits for the
+    /// operation.
     pub tells: Option<u32>,
 }
 

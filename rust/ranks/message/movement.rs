@@ -279,7 +279,7 @@ impl Messenger {
         }
     }
 
-    /// Enqueues a copy of the data of a send into memory of the library, in the order of the caller's stream.
+    /// Enqueues a copy of the data of a send into memory of the library, in stream order on the caller's stream.
     pub(super) fn copy_in(&self, slot: u32, place: &MessagePlace, stream: StreamHandle) -> Result<(), Error> {
         let backend = self.node.context.backend();
         let (from, to, bytes) = (place.address, self.through(slot, place), place.bytes);

@@ -111,7 +111,7 @@ pub struct Scenario<'a> {
     programs: Vec<BoundProgram<'a>>,
     executions: Vec<Submitted>,
     threads: Vec<Vec<Action>>,
-    /// Last execution of each stream. Each entry holds the number of the stream and the index of the execution.
+    /// Last execution of each stream. Each entry holds the ID of the stream and the index of the execution.
     last: Vec<(u32, usize)>,
 }
 
