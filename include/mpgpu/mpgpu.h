@@ -120,7 +120,7 @@ typedef struct mp_request *mp_request_t;
 /// Maximum size of the metadata that a message can carry, bytes.
 #define MP_MESSAGE_METADATA_BYTES 256
 
-/// Status that a function returns. Numbers are never reused or changed.
+/// Status that a function returns. The numeric values of the statuses are never reused or changed.
 typedef enum {
     /// The call succeeded.
     MP_SUCCESS = 0,

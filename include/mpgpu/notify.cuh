@@ -200,9 +200,10 @@ class notifier {
         return value(index) >= least;
     }
 
-    /// Blocks until a CPU thread has set notification `index` to at least `least`, and returns its value. All threads
-    /// of all blocks call it. One thread of block 0 polls host memory and writes the value to device memory for the
-    /// other blocks. All blocks get the same value, unless the notification is set again during the wait.
+    /// Blocks until a CPU thread has set notification `index` to at least `least`, and returns the value of the
+    /// notification. All threads of all blocks call it. One thread of block 0 polls host memory and writes the value to
+    /// device memory for the other blocks. All blocks get the same value, unless the notification is set again during
+    /// the wait.
     MPGPU_NOTIFY_BOTH std::uint64_t wait(const notify_block &block, std::size_t index, std::uint64_t least) const {
         if (block.index == 0 && block.thread == 0) {
             pass_on(index, least);

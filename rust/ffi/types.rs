@@ -27,7 +27,7 @@ pub const MP_MESSAGE_METADATA_BYTES: usize = 256;
 
 const _: () = assert!(MP_MESSAGE_METADATA_BYTES == mpgpu_ranks::message::METADATA_BYTES);
 
-/// Status that a function returns. Numbers are never reused or changed.
+/// Status that a function returns. The numeric values of the statuses are never reused or changed.
 #[repr(C)]
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum mp_status_t {

@@ -122,7 +122,7 @@ enum class progress_by {
     thread  ///< separate thread that the plan creates and that polls; requires MPI_THREAD_MULTIPLE
 };
 
-/// Progress of an exchange with ranks on other nodes, in numbers of messages. A large message is sent, and counted, as
+/// Progress of an exchange with ranks on other nodes, counted in messages. A large message is sent, and counted, as
 /// several messages.
 struct exchange_progress {
     std::size_t packed = 0;     ///< number of messages that are packed and passed to MPI
