@@ -435,8 +435,9 @@ typedef struct {
     uint64_t relay_gpus;
     /// `MP_ON` (the default) if executions measure variants of the plan and then use the fastest. There are up to three
     /// variants: with all paths, with all paths but half as much data on the indirect paths, and with only direct
-    /// paths. In plans of `mp_node_plan` this option has an effect only for transfers that are divided into partitions
-    /// with `MP_AGENT_AUTO` (the library chooses how partitions are copied).
+    /// paths. In a plan of `mp_node_plan`, all ranks use the same variant in each execution. If its transfers are
+    /// divided into partitions, this option has an effect only with `MP_AGENT_AUTO` and
+    /// `mp_partition_options_t::arrivals` off.
     mp_switch_t adapt;
     /// Number of chunks into which data are divided on each path through another GPU. Overrides `chunk_bytes`. The
     /// library uses more chunks if the staging limit requires it. 0 lets the library choose.

@@ -43,9 +43,9 @@ struct plan_options {
     /// Bit mask of the GPUs through which the data of other GPUs may be forwarded. Bit `g` represents GPU `g`.
     /// `MP_RELAY_NONE` allows no GPU. 0 allows all.
     std::uint64_t relay_gpus = 0;
-    /// True (the default) if executions measure variants of the plan and then use the fastest. In plans of a `node`
-    /// this option has an effect only for transfers that are divided into partitions with `agent::automatic` (the
-    /// library chooses how partitions are copied).
+    /// True (the default) if executions measure variants of the plan and then use the fastest. In a plan of a `node`,
+    /// all ranks use the same variant in each execution. If its transfers are divided into partitions, this option has
+    /// an effect only with `agent::automatic` and without `partitioning::arrivals`.
     std::optional<bool> adapt;
     /// Number of chunks on each path through another GPU. Overrides `chunk_bytes`. 0: the library decides.
     std::uint32_t relay_chunks = 0;

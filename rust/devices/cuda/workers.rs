@@ -196,7 +196,7 @@ impl Job {
     }
 
     /// Returns the address of the synchronisation word that is set after operation number `op`, counted in the whole program before it was
-    /// divided among the threads.
+    /// divided between streams and threads.
     pub fn word(&self, op: u32) -> u64 {
         self.words.base + 8 * (OWN_WORDS as u64 + u64::from(op))
     }
