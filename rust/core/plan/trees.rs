@@ -37,8 +37,7 @@ pub const LEAST_BYTES: u64 = 1 << 20;
 struct Try {
     /// Trees among which each group's data may be divided.
     trees: Candidates,
-    /// Smallest fraction of the data of a group (transfers of the same data to several destinations) for which a tree is worth the
-    /// operations that it needs.
+    /// Smallest fraction of the data of a group (transfers with the same source) for which a tree is worth the operations that it needs.
     least_share: f64,
     /// Factor on the number of chunks. With 1, the number balances the cost of synchronisations against the time until the last device
     /// receives its first chunk.
