@@ -283,7 +283,8 @@ void by_halves(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device
     std::error_code ec;
     const mpgpu::plan none = node.plan_exchange({mpgpu::send_to(to, 9, sent)}, {}, ec);
     require(!none && ec, "a half that meets none is refused");
-    require(mpgpu::last_error().message.find("with tag 9, but that rank has no matching receive in its transfers") != std::string::npos,
+    require(mpgpu::last_error().message.find("with tag 9, but that rank has no matching receive in its transfers") !=
+                std::string::npos,
             "the text says which");
 }
 

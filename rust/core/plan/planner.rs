@@ -79,9 +79,12 @@ struct Proposed<'a> {
     judge: Judge<'a, Basis>,
 }
 
+/// Function that proposes plans.
+type Propose = fn(&mut Proposed<'_>) -> Result<(), PlanError>;
+
 /// Functions that propose plans in which each path has at most one relay, in the order of their calls. A later plan replaces the best plan
 /// only if it is faster.
-const PROPOSALS: [fn(&mut Proposed<'_>) -> Result<(), PlanError>; 4] = [direct, several, by_turns, in_fewer_chunks];
+const PROPOSALS: [Propose; 4] = [direct, several, by_turns, in_fewer_chunks];
 
 /// Returns the fastest proposed plan of a batch if the driver copies pageable memory. The plan does not depend on the numbers of the GPUs
 /// or on the order of the transfers, except in very large batches.

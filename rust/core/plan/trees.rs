@@ -364,7 +364,9 @@ fn pair_of_trees(order: &[usize]) -> Vec<Tree> {
     join(&mut even, order[0], (1, members), &|place| order[place]);
     // In the second tree, devices at even positions of the first tree are at odd positions: positions are mirrored, or shifted by one if
     // their number is odd.
-    join(&mut odd, order[0], (1, members), &|place| order[if members % 2 == 0 { members + 1 - place } else { place % members + 1 }]);
+    join(&mut odd, order[0], (1, members), &|place| {
+        order[if members.is_multiple_of(2) { members + 1 - place } else { place % members + 1 }]
+    });
     vec![even, odd]
 }
 
