@@ -2,7 +2,8 @@
 #ifndef MPGPU_EVENT_HPP
 #define MPGPU_EVENT_HPP
 
-/// @file Events: points in streams that other streams and the host can wait for.
+/// @file
+/// Events: points in streams that other streams and the host can wait for.
 
 #include <mpgpu/context.hpp>
 
