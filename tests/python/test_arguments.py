@@ -144,7 +144,7 @@ REFUSED = [
     (lambda: mpgpu.Context("host", signal_wait="spin"), ValueError, r"signal_wait='spin': must be one of"),
     (lambda: mpgpu.Context("host", host_threads=257), ValueError, r"host_threads=257: must be from 0 to 256"),
     (lambda: mpgpu.Node(), TypeError, r"a Node needs comm, or rank and ranks with allgather or socket"),
-    (lambda: mpgpu.Node(rank=0, ranks=1), TypeError, r"either an allgather or a socket"),
+    (lambda: mpgpu.Node(rank=0, ranks=1), TypeError, r"either an allgather or the path of a socket"),
     (lambda: mpgpu.Node(object(), rank=0), TypeError, r"comm provides rank, ranks and allgather"),
     (lambda: mpgpu.Node(rank=2, ranks=1, allgather=lambda x: x), ValueError, r"rank"),
     (
@@ -152,7 +152,7 @@ REFUSED = [
         mpgpu.ArgumentError,
         r"^the host is not a GPU",
     ),
-    (lambda: mpgpu.NodePlan(), TypeError, r"made by Node\.plan"),
+    (lambda: mpgpu.NodePlan(), TypeError, r"created by Node\.plan"),
     (lambda: CHANNEL._messenger.send(A, mpgpu.ANY), ValueError, r"rank=-2147483647: must be from 0 to 0"),
     (lambda: CHANNEL._messenger.receive(writable(), 5), ValueError, r"rank=5: must be from 0 to 0"),
     (lambda: CHANNEL._messenger.probe(-7), ValueError, r"rank=-7: must be from 0 to 0"),

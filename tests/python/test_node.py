@@ -210,7 +210,9 @@ def one_is_refused(rank, ranks, pipes, _):
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     moved = [((0, 7), (1, 0), 10)] if rank == 1 else []
     with refused(
-        rank, mpgpu.ArgumentError, "transfer 0: the destination is in window 7 of rank 0, but that rank has passed no window (memory range) with this number"
+        rank,
+        mpgpu.ArgumentError,
+        r"transfer 0: the destination is in window 7 of rank 0, but that rank has passed no window \(memory range\) with this number",
     ):
         node.plan([mpgpu.empty(10, device=rank)], moved)
 
