@@ -86,6 +86,8 @@ class communicator {
 
     [[nodiscard]] MPI_Comm get() const noexcept { return value_; }
     [[nodiscard]] MPI_Comm *address() noexcept { return &value_; }
+    /// Leaves the communicator to MPI, which frees it in `MPI_Finalize`.
+    void keep() noexcept { value_ = MPI_COMM_NULL; }
 
     [[nodiscard]] int rank() const {
         int value = 0;

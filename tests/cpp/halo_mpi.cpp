@@ -409,7 +409,7 @@ void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
 }
 
 /// Tests that a plan may be destroyed between `start` and `finish`, which ends the kernel that waits for messages to
-/// unpack. This is the last test, because messages that no rank receives may still be in flight.
+/// unpack. No rank receives the messages that are then in flight. They must not reach the plans of later tests.
 void give_up_in_the_middle(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     halo::grid g;
     g.cells = {8, 8 * std::int64_t{node.communicator_size()}, 1};

@@ -103,7 +103,12 @@ class mpi_requests : public off_node {
                 static_cast<void>(MPI_Request_free(&request));
             }
         }
+        if (!may_free_) {
+            messages_.keep();
+        }
     }
+
+    void close() noexcept override { may_free_ = true; }
 
   protected:
     /// Description of one MPI send or receive. The data are in the rank's outbox or inbox (buffers of packed messages),
@@ -167,6 +172,7 @@ class mpi_requests : public off_node {
 
     /// Begins another exchange.
     void begin() {
+        may_free_ = false;
         now_ = {};
         now_.to_send = sent_.size();
         now_.to_receive = received_.size();
@@ -213,6 +219,9 @@ class mpi_requests : public off_node {
     }
 
     mpi::detail::communicator messages_; ///< separate communicator, so that other messages do not match
+    /// False while messages of an exchange may still arrive. The communicator is then not freed, because MPI would
+    /// deliver such a message to the next communicator that gets the same internal number.
+    bool may_free_ = true;
     memory staging_out_;
     memory staging_in_;
     std::vector<MPI_Request> requests_; ///< requests of the receives, then of the sends
@@ -466,6 +475,10 @@ class messages_by_thread final : public off_node {
 
     void arrived(stream_view order) override {
         messages_->arrived(order);
+    }
+
+    void close() noexcept override {
+        messages_->close();
     }
 
   private:

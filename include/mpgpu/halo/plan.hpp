@@ -43,6 +43,8 @@ class off_node {
     virtual exchange_progress progress() = 0;
     /// Enqueues the work that must finish before messages are unpacked. Called after all messages have arrived.
     virtual void arrived(stream_view order) = 0;
+    /// Allows the destructor to free the MPI communicator. Called when all exchanges of all ranks have ended.
+    virtual void close() noexcept = 0;
 };
 
 /// Memory of other ranks that a plan has mapped, if each rank is a process.
@@ -176,6 +178,9 @@ class plan {
         check_made();
         plan whole = std::move(*this); // is destroyed at the end of this function
         whole.complete();
+        if (whole.off_node_) {
+            whole.off_node_->close();
+        }
         detail::check(mp_stream_synchronize(whole.context_, whole.lanes_.front().order.get()));
         if (whole.push_) { // exchanges also run in streams of the caller
             whole.finished_.synchronize();
