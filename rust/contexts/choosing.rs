@@ -166,19 +166,20 @@ pub struct Known {
 }
 
 impl SharedChoice {
-    /// Creates the state of a choice among `variants` variants, at most [`MAX_VARIANTS`]. `predicted` is the time in seconds that the model
-    /// predicts for the first variant. `kept` holds measurements of an earlier run, which are used only if they cover the same number of
+    /// Creates the state of a choice among variants, at most [`MAX_VARIANTS`]. `predicted` contains the time in seconds that the model
+    /// predicts for each variant. `kept` holds measurements of an earlier run, which are used only if they cover the same number of
     /// variants.
-    pub fn new(variants: usize, predicted: f64, kept: Option<&KeptShape>) -> SharedChoice {
+    pub fn new(predicted: &[f64], kept: Option<&KeptShape>) -> SharedChoice {
+        let variants = predicted.len();
         // The seed is random, so that contexts and processes on one machine do not make trial executions of other variants at the same
         // time.
         let seed = std::hash::RandomState::new().hash_one(variants);
         let kept = kept.filter(|kept| kept.medians.len() == variants).cloned();
         let known = kept.as_ref().map_or_else(|| vec![None; variants], |kept| kept.medians.clone());
         SharedChoice {
-            alone: Mutex::new(Choosing::new(Chooser::new(&known, STEADY, seed))),
+            alone: Mutex::new(Choosing::new(Chooser::new(&known, STEADY, seed).expecting(predicted.iter().copied()))),
             beside: Mutex::new(Choosing::new(Chooser::among_others(variants, STEADY, !seed))),
-            takes: AtomicU64::new((predicted * 1e9) as u64),
+            takes: AtomicU64::new((predicted.first().copied().unwrap_or(0.0) * 1e9) as u64),
             kept,
         }
     }

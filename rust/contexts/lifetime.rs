@@ -269,7 +269,8 @@ impl Context {
         }
         let choice = self.cache.get_choice(&shape).unwrap_or_else(|| {
             let kept = self.kept.as_ref().and_then(|kept| kept.of(&shape));
-            let choice = SharedChoice::new(all.len(), all[0].predicted, kept);
+            let predicted: Vec<f64> = all.iter().map(|plan| plan.predicted).collect();
+            let choice = SharedChoice::new(&predicted, kept);
             self.cache.insert_choice(shape.clone(), choice)
         });
         let described = all[0].clone();

@@ -258,9 +258,11 @@ enum Rule {
 }
 
 impl StepVariants {
-    /// Creates a rule that selects among `variants` plan variants by measured time. `seed` must be equal on all ranks.
-    pub fn measured(spans: Spans, variants: usize, seed: u64) -> StepVariants {
-        StepVariants { spans, rule: Rule::Measured(Box::new(Choosing::new(Chooser::new(&vec![None; variants], STEADY, seed)))) }
+    /// Creates a rule that selects among plan variants by measured time. `predicted` contains the time in seconds that the model predicts
+    /// for each variant. It and `seed` must be equal on all ranks.
+    pub fn measured(spans: Spans, predicted: &[f64], seed: u64) -> StepVariants {
+        let chooser = Chooser::new(&vec![None; predicted.len()], STEADY, seed).expecting(predicted.iter().copied());
+        StepVariants { spans, rule: Rule::Measured(Box::new(Choosing::new(chooser))) }
     }
 
     /// Creates a rule that selects for each step whether a kernel or streams execute it. Used if one kernel can execute all operations of

@@ -99,7 +99,12 @@ impl NodeGroup {
                 Ok(Some(StepVariants::by_lateness(self.spans(call, &mut held)?, Lateness::of(late))))
             }
             [_] => Ok(None),
-            _ => Ok(Some(StepVariants::measured(self.spans(call, &mut held)?, variants.len(), number))),
+            _ => {
+                // The times of partitions depend on the kernel that produces the data, which the model does not know.
+                let predicted = variants.iter().map(|together| if partitioning.is_some() { 0.0 } else { together.plan.predicted });
+                let predicted: Vec<f64> = predicted.collect();
+                Ok(Some(StepVariants::measured(self.spans(call, &mut held)?, &predicted, number)))
+            }
         });
         match made {
             Ok(agreed) => Ok(NodePlan::new(self, variants, bound, agreed, held, progress)),

@@ -287,6 +287,76 @@ fn one_plan_loses_two_percent_at_most_on_machines_that_are_not_the_models() {
     }
 }
 
+/// Returns a simulation of one program that copies `mib` MiB between two devices of a machine whose capacity `what` differs from the model
+/// by a factor.
+fn program(name: &str, (what, factor): (&str, f64), (src, dst): (DeviceId, DeviceId), mib: u64) -> World {
+    let machine = machine(name);
+    let kind = |device: DeviceId| if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device };
+    let shapes = vec![Shape { source: 0, dst_device: dst, src_device: src, dst_kind: kind(dst), src_kind: kind(src), bytes: mib << 20 }];
+    let planned = |options: &Options| plan(&machine, &shapes, options);
+    let options = Options::default();
+    let variants: Rc<[Plan]> = planned(&options).and_then(|all| variants(all, &options, planned)).expect("planned").into();
+    let scaled = machine.resources_named(what);
+    let real = machine.scaled(|resource| if scaled.contains(&resource) { factor } else { 1.0 });
+    World::new(real, vec![Player { process: 0, shapes, variants }], Vec::new())
+}
+
+/// Copies of a program: the preset, the source and the destination.
+const COPIES: [(&str, DeviceId, DeviceId); 5] = [
+    ("hgx-h200", DeviceId::HOST, DeviceId::gpu(0)),
+    ("hgx-h200", DeviceId::gpu(1), DeviceId::HOST),
+    ("hgx-h200", DeviceId::gpu(0), DeviceId::gpu(1)),
+    ("dgx1-v100", DeviceId::HOST, DeviceId::gpu(0)),
+    ("beluga", DeviceId::gpu(0), DeviceId::gpu(1)),
+];
+
+/// Tests short programs that wait for each copy. With a correct model they must be as fast as long programs.
+#[test]
+fn programs_of_ten_copies_are_nearly_as_fast_as_programs_of_ten_thousand() {
+    for (name, src, dst) in COPIES {
+        for mib in [64, 256] {
+            let mut world = program(name, ("host", 1.0), (src, dst), mib);
+            for seed in 1..=5 {
+                let of_plain = |executions| {
+                    let game = world.play(&Conditions { executions, seed, late: 0, ..Conditions::default() }).expect("it runs");
+                    game.end().did / game.end().plain
+                };
+                let [short, long] = [10, EXECUTIONS].map(of_plain);
+                println!("{name}, {src} to {dst}, {mib} MiB: {short:.3} of plain copies in 10 copies, {long:.3} in {EXECUTIONS}");
+                assert!(short >= 0.95 * long, "{name}, {src} to {dst}, {mib} MiB: {short} after ten copies, {long} after many");
+            }
+        }
+    }
+}
+
+/// Tests short programs on machines that differ from the model. They must lose little against plain copies. A single program may lose more,
+/// because one measured time in a hundred is never reported. One case loses more in any case: if the expected gain is there, but plain copies
+/// are even faster than the model says, no measured time shows it before the budget allows a trial execution.
+#[test]
+fn programs_of_thirty_copies_lose_five_percent_at_most_where_the_model_is_wrong() {
+    for (name, src, dst) in COPIES {
+        for mib in [64, 256] {
+            for real in REAL {
+                let mut world = program(name, real, (src, dst), mib);
+                let is_hidden = (name, real) == ("dgx1-v100", ("pcie", 3.0));
+                let (most, on_average) = if is_hidden { (0.2, 0.2) } else { (0.07, 0.05) };
+                let mut all = 0.0;
+                for seed in 1..=5 {
+                    let mut lost = |executions| {
+                        let game = world.play(&Conditions { executions, seed, late: 0, ..Conditions::default() }).expect("it runs");
+                        1.0 - game.end().did / game.end().plain
+                    };
+                    let (short, long) = (lost(30), lost(EXECUTIONS));
+                    println!("{name}, {src} to {dst}, {mib} MiB, {real:?}: lost {short:.3} in 30 copies, {long:.3} in {EXECUTIONS}");
+                    assert!(short <= most && long <= 0.02, "{name}, {src} to {dst}, {mib} MiB, {real:?}: lost {short}, {long}");
+                    all += short;
+                }
+                assert!(all <= 5.0 * on_average, "{name}, {src} to {dst}, {mib} MiB, {real:?}: lost {} on average", all / 5.0);
+            }
+        }
+    }
+}
+
 /// Simulates several players (plans that choose variants) on all machines in `real`. Prints and returns the smallest performance, relative
 /// to the best joint choice and to plain copies.
 fn together(name: &str, players: usize, mib: u64, leaves: Option<[f64; 2]>, real: &[(&str, f64)]) -> (f64, f64) {
@@ -302,7 +372,7 @@ fn together(name: &str, players: usize, mib: u64, leaves: Option<[f64; 2]>, real
             if (0..players).all(|player| play.switches(player, 9000, EXECUTIONS) == 0) {
                 let joint: Vec<u8> = play.players.iter().map(|player| player.in_force.last().expect("a first one").2 as u8).collect();
                 let gain = world.gain_alone(EXECUTIONS - 1, &joint).expect("it runs");
-                assert!(gain < 0.05, "{name}, {real:?}: one of {players} would gain {gain} by changing alone, {joint:?}");
+                assert!(gain < 0.06, "{name}, {real:?}: one of {players} would gain {gain} by changing alone, {joint:?}");
             }
         }
     }
@@ -363,6 +433,49 @@ fn among_others_what_may_be_slow_is_tried_once_and_what_gains_is_found() {
         assert_eq!(chooser.in_force(), 0, "{seed}");
     }
     assert!(tried_twice <= 5, "{tried_twice} of 100: a time in a hundred is never reported");
+}
+
+/// Returns the variants that the first `executions` executions of a program use if variant `v` takes `times[v]` ms and the model predicts
+/// `predicted[v]` ms. The program waits for each execution.
+fn first_variants(predicted: [f64; 3], times: [f64; 3], executions: usize) -> Vec<usize> {
+    let mut chooser = Chooser::new(&[None; 3], 64, 1).expecting(predicted.map(|ms| ms * 1e-3));
+    let execute = |_| {
+        let Choice { variant, measure } = chooser.next_execution();
+        if measure {
+            chooser.measured(variant, (times[variant] * 1e6) as u64);
+        }
+        variant
+    };
+    (0..executions).map(execute).collect()
+}
+
+#[test]
+fn a_large_expected_gain_is_used_from_the_first_execution_and_given_up_when_it_is_not_there() {
+    let predicted = [1.0, 1.5, 2.0];
+    assert_eq!(first_variants(predicted, predicted, 4), [0; 4], "no execution tries what is expected to be slower");
+    assert_eq!(first_variants(predicted, [0.9, 1.4, 1.9], 4), [0; 4]);
+    let taken = first_variants(predicted, [3.0, 3.5, 2.0], 12);
+    assert!(taken[0] == 0 && taken[1] == 2, "the second execution uses the plain copies: {taken:?}");
+    assert!(taken[7..].iter().all(|v| *v == 2), "{taken:?}");
+}
+
+#[test]
+fn a_small_expected_gain_starts_with_plain_copies_and_is_tried_in_small_steps() {
+    let taken = first_variants([0.9, 0.95, 1.0], [0.9, 0.95, 1.0], 12);
+    assert!(taken[..3] == [2, 1, 0] && taken[6..].iter().filter(|v| **v == 0).count() >= 5, "{taken:?}");
+    let taken = first_variants([0.9, 0.95, 1.0], [3.0, 1.7, 1.0], 24);
+    assert!(!taken.contains(&0) && taken.iter().filter(|v| **v == 1).count() <= 2, "{taken:?}");
+}
+
+#[test]
+fn executions_that_are_enqueued_far_ahead_use_the_variant_that_is_expected_to_be_much_faster() {
+    for (predicted, variant) in [([1.0, 1.5, 2.0], 0), ([1.9, 1.95, 2.0], 2)] {
+        let mut chooser = Chooser::new(&[None; 3], 64, 1).expecting(predicted);
+        for _ in 0..64 {
+            chooser.next_execution();
+            assert_eq!(chooser.unmeasured(), variant);
+        }
+    }
 }
 
 #[test]

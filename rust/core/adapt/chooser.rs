@@ -13,11 +13,13 @@ const TRIES: f64 = 1.0 / 128.0;
 const SAVED: f64 = 8.0;
 
 /// Time by which trial executions may exceed their budget if a change of execution times was detected, or if fewer than three times of the
-/// tried variant are known. A multiple of the active variant's execution time. It is above 0 because trial executions are made at random
-/// moments.
+/// tried variant are known and it seems hardly slower than the active one. A multiple of the active variant's execution time. It is above 0
+/// because trial executions are made at random moments.
 const ADVANCE: f64 = 6.0;
-/// Time by which trial executions may exceed their budget if no change of execution times was detected and at least three measured times of
-/// the tried variant are known. A multiple of the active variant's execution time.
+/// Time by which trial executions may exceed their budget if fewer than three times of the tried variant are known and it seems slower than
+/// the active one by more than a fifth. A multiple of the active variant's execution time.
+const DOUBTFUL: f64 = 1.25;
+/// Time by which trial executions may exceed their budget in all other cases. A multiple of the active variant's execution time.
 const LITTLE: f64 = 2.0;
 
 /// Number of standard errors of the measured times by which another variant must be faster before it becomes the active one.
@@ -25,6 +27,14 @@ const SIGNIFICANT: f64 = 2.0;
 /// Fraction of the execution time that another variant must save before it becomes the active one. Applies only to a variant that uses
 /// links of other GPUs more heavily, because other users of these links may then lose what the variant gains.
 const LEAST_GAIN: f64 = 0.02;
+
+/// Fraction by which the model must predict a variant to be faster than the plain copies for the first execution to use it. Also the
+/// fraction of the active variant's time that a variant may lose by prediction and still get its first trial execution free of charge.
+const EXPECTED_GAIN: f64 = 0.2;
+
+/// Factor by which the predicted time of the plain copies may be too long if the active variant is faster than predicted by more than a
+/// fifth.
+const MISTAKE: f64 = 3.0;
 
 /// Mean number of executions between two trial executions of a variant that seems faster than the active one.
 const PROMISING: u64 = 12;
@@ -76,6 +86,8 @@ pub struct Chooser {
     in_force: usize,
     variants: usize,
     times: [Times; MAX_VARIANTS],
+    /// Time of each variant in nanoseconds as predicted by the model, or 0 if there is no prediction. Replaced by the measured times.
+    predicted: [u64; MAX_VARIANTS],
     /// Number of the execution at which each inactive variant is next executed as a trial.
     due: [u64; MAX_VARIANTS],
     /// Latest trial execution of each variant: the number of the execution, and the cost in nanoseconds reserved in the budget. `None` if
@@ -130,6 +142,7 @@ impl Chooser {
             in_force: fastest.unwrap_or(0),
             variants,
             times,
+            predicted: [0; MAX_VARIANTS],
             // The variant of plain copies is tried first, because the caller would make these copies without the library.
             due: std::array::from_fn(|v| variants.saturating_sub(v) as u64),
             pending: [None; MAX_VARIANTS],
@@ -148,6 +161,20 @@ impl Chooser {
             tries: 0,
             random: seed,
         }
+    }
+
+    /// Passes the time of each variant in seconds as predicted by the model. If no measured time is known, the variant with the shortest
+    /// prediction is active at first, but only if the prediction is shorter than that of the plain copies by more than a fifth. A variant
+    /// that would lose more than a fifth by prediction gets its first trial execution only when the budget allows it.
+    #[must_use]
+    pub fn expecting(mut self, seconds: impl IntoIterator<Item = f64>) -> Chooser {
+        for (predicted, seconds) in self.predicted[..self.variants].iter_mut().zip(seconds) {
+            *predicted = (seconds * 1e9) as u64;
+        }
+        if self.times.iter().all(|times| times.count() == 0) && self.predicted[..self.variants].iter().all(|predicted| *predicted > 0) {
+            self.in_force = self.seems_fastest();
+        }
+        self
     }
 
     /// Creates a chooser for a process in which other streams copy at the same time and have their own choosers. The variant of plain
@@ -187,8 +214,9 @@ impl Chooser {
         if variant == self.in_force {
             self.in_force_measured(news, ns, before);
         } else {
-            if self.tick > self.free {
-                self.budget -= self.cost_of(ns);
+            let cost = self.cost_of(ns);
+            if self.tick > self.free || cost > EXPECTED_GAIN * self.unit() {
+                self.budget -= cost;
             }
             let is_faster = ns < before;
             match news {
@@ -213,8 +241,9 @@ impl Chooser {
         self.in_force
     }
 
-    /// Returns the index of the variant for an execution that should be measured but cannot be. While no time is known, it is the variant
-    /// of plain copies (one direct copy for each transfer), because many executions may start before the first time is reported.
+    /// Returns the index of the variant for an execution that should be measured but cannot be. Many executions may start before the first
+    /// time is reported. Until then, it is the variant that is active at first by prediction, or without predictions the plain copies (one
+    /// direct copy for each transfer).
     pub fn unmeasured(&self) -> usize {
         if self.alarm { self.seems_fastest() } else { self.in_force }
     }
@@ -273,18 +302,29 @@ impl Chooser {
         let variant = due.min_by_key(|&v| self.due[v])?;
         let times = &self.times[variant];
         let unit = self.unit();
-        let cost = match times.count() {
-            0 if self.tick <= self.free => 0.0,
+        let loss = self.cost_of(self.prediction(variant));
+        let (cost, advance) = match times.count() {
+            0 if loss > EXPECTED_GAIN * unit => (loss, 0.0),
+            0 if self.tick <= self.free => (0.0, 0.0),
             // While an unmeasured variant has a trial execution whose time is not known yet, no other unmeasured variant gets one.
             0 if self.pending.iter().any(Option::is_some) => return None,
-            0 => unit,
-            _ => self.cost_of(times.expected()),
+            0 => (unit, ADVANCE * unit),
+            // Trial executions may exceed the budget by more if few times are known or if a change was detected.
+            count => {
+                let cost = self.cost_of(times.expected());
+                let advance = match count {
+                    ..3 if cost > EXPECTED_GAIN * unit => DOUBTFUL,
+                    ..3 => ADVANCE,
+                    _ if times.fresh => LITTLE,
+                    _ => ADVANCE,
+                };
+                (cost, advance * unit)
+            }
         };
-        // Trial executions may exceed the budget by more if few times are known or if a change was detected.
-        let advance = if times.count() < 3 || !times.fresh { ADVANCE * unit } else { LITTLE * unit };
         if cost > 0.0 && cost > self.budget + advance {
-            let wait = ((cost - self.budget - advance) / (TRIES * unit)).min(1e6) as u64;
-            self.due[variant] = self.tick + 1 + wait;
+            // While few times of the active variant are known, its time may still turn out to be longer than the prediction.
+            let wait = if self.alarm { 0.0 } else { (cost - self.budget - advance) / (TRIES * unit) };
+            self.due[variant] = self.tick + 1 + wait.min(1e6) as u64;
             return None;
         }
         self.budget -= cost;
@@ -292,21 +332,50 @@ impl Chooser {
         Some(variant)
     }
 
-    /// Returns the variant with the shortest expected time. The variant of plain copies (one direct copy for each transfer) counts as
-    /// fastest until one of its times is known.
+    /// Returns the variant with the shortest expected time. Variants without a measured time count by their prediction, which is increased
+    /// by a fifth for all variants except the plain copies (one direct copy for each transfer). Without a prediction, the plain copies
+    /// count as fastest until one of their times is known, and other variants do not count.
     fn seems_fastest(&self) -> usize {
-        let is_open = |&v: &usize| self.times[v].count() > 0 || v == self.variants - 1;
-        (0..self.variants).filter(is_open).min_by_key(|&v| self.times[v].expected()).unwrap_or(self.in_force)
+        let plain = self.variants - 1;
+        let is_open = |&v: &usize| v == plain || self.times[v].count() > 0 || self.predicted[v] > 0;
+        let time = |v: usize| match self.times[v].count() {
+            0 if v == plain => self.prediction(v),
+            0 => (self.prediction(v) as f64 * (1.0 + EXPECTED_GAIN)) as u64,
+            _ => self.times[v].expected(),
+        };
+        (0..self.variants).filter(is_open).min_by_key(|&v| time(v)).unwrap_or(self.in_force)
     }
 
-    /// Returns the median time of an execution of the active variant in nanoseconds.
+    /// Returns the expected time of a variant without a measured time in nanoseconds, or 0 if there is no prediction. Measured times of other
+    /// variants correct the prediction during the first executions:
+    ///
+    /// - A variant exceeds its prediction by the same factor as a variant that stages fewer bytes.
+    /// - If the active variant is much faster than predicted, the model may be wrong about the plain copies by a larger factor.
+    fn prediction(&self, variant: usize) -> u64 {
+        let plain = self.variants - 1;
+        let error = |v: usize| {
+            let is_known = self.times[v].count() > 0 && self.predicted[v] > 0 && self.tick <= self.free;
+            is_known.then(|| self.times[v].expected() as f64 / self.predicted[v] as f64)
+        };
+        let factor = match variant == plain {
+            true if error(self.in_force).is_some_and(|error| error < 1.0 - EXPECTED_GAIN) => 1.0 / MISTAKE,
+            true => 1.0,
+            false => (variant + 1..plain).filter_map(error).fold(1.0, f64::max),
+        };
+        (self.predicted[variant] as f64 * factor) as u64
+    }
+
+    /// Returns the median time of an execution of the active variant in nanoseconds, or its predicted time if no time is known.
     fn unit(&self) -> f64 {
-        self.times[self.in_force].median() as f64
+        let times = &self.times[self.in_force];
+        if times.count() > 0 { times.median() as f64 } else { self.predicted[self.in_force] as f64 }
     }
 
     /// Returns the number of nanoseconds by which an execution that takes `ns` nanoseconds is slower than one of the active variant.
     fn cost_of(&self, ns: u64) -> f64 {
-        ns.saturating_sub(self.times[self.in_force].expected()) as f64
+        let times = &self.times[self.in_force];
+        let own = if times.count() > 0 { times.expected() } else { self.predicted[self.in_force] };
+        ns.saturating_sub(own) as f64
     }
 
     /// Returns the number of executions until the next trial execution of a variant. It is chosen so that each inactive variant uses an

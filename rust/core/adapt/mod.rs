@@ -13,8 +13,10 @@
 //! - **The active variant** has the smallest median of its last 15 measured times. Another variant replaces it if it is faster by two
 //!   standard errors, and also by 2 % if it uses more of the links that others may use. The active variant is measured often at first and
 //!   after a change, then less and less often.
-//! - **Before the first measured time** is known, every execution that is not measured uses the plain copies. A program that keeps several
-//!   copies in flight starts many executions in that time.
+//! - **The first executions** use the variant that the model predicts to be fastest if the predicted gain over the plain copies exceeds 20 %,
+//!   and otherwise the plain copies. So do executions that are enqueued before the first measured time is known. A variant that would lose
+//!   more than 20 % by prediction is not tried until the budget allows it or the active variant turns out to be slower. A smaller gain is
+//!   tried in small steps: first the variant with half the staged bytes.
 //! - **Tries.** A try is an execution of an inactive variant. Each execution adds 1/128 of its time to a budget. A try takes from the
 //!   budget the time that it loses compared with the active variant. After the first executions, tries cost less than 1 % of the time. If
 //!   tries cost more because of a change, later tries are made less often until their mean cost is below 1 % again. The slower a variant

@@ -287,7 +287,8 @@ impl World {
         let mut random = conditions.seed;
         let mut seats: Vec<Seat> = Vec::with_capacity(self.players.len());
         for player in &self.players {
-            let chooser = Chooser::new(&vec![None; player.variants.len()], conditions.steady, split_mix(&mut random));
+            let chooser = Chooser::new(&vec![None; player.variants.len()], conditions.steady, split_mix(&mut random))
+                .expecting(player.variants.iter().map(|plan| plan.predicted));
             seats.push(Seat {
                 played: Trail { executed: vec![0; player.variants.len()], ..Trail::default() },
                 chooser,
