@@ -167,17 +167,18 @@ pub struct Known {
 
 impl SharedChoice {
     /// Creates the state of a choice among variants, at most [`MAX_VARIANTS`]. `predicted` contains the time in seconds that the model
-    /// predicts for each variant. `kept` holds measurements of an earlier run, which are used only if they cover the same number of
-    /// variants.
-    pub fn new(predicted: &[f64], kept: Option<&KeptShape>) -> SharedChoice {
+    /// predicts for each variant. The first executions follow the predictions only if `is_modelled` is true. `kept` holds measurements of an
+    /// earlier run, which are used only if they cover the same number of variants.
+    pub fn new(predicted: &[f64], is_modelled: bool, kept: Option<&KeptShape>) -> SharedChoice {
         let variants = predicted.len();
         // The seed is random, so that contexts and processes on one machine do not make trial executions of other variants at the same
         // time.
         let seed = std::hash::RandomState::new().hash_one(variants);
         let kept = kept.filter(|kept| kept.medians.len() == variants).cloned();
         let known = kept.as_ref().map_or_else(|| vec![None; variants], |kept| kept.medians.clone());
+        let expected = predicted.iter().copied().take(if is_modelled { variants } else { 0 });
         SharedChoice {
-            alone: Mutex::new(Choosing::new(Chooser::new(&known, STEADY, seed).expecting(predicted.iter().copied()))),
+            alone: Mutex::new(Choosing::new(Chooser::new(&known, STEADY, seed).expecting(expected))),
             beside: Mutex::new(Choosing::new(Chooser::among_others(variants, STEADY, !seed))),
             takes: AtomicU64::new((predicted.first().copied().unwrap_or(0.0) * 1e9) as u64),
             kept,

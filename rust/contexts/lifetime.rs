@@ -270,7 +270,8 @@ impl Context {
         let choice = self.cache.get_choice(&shape).unwrap_or_else(|| {
             let kept = self.kept.as_ref().and_then(|kept| kept.of(&shape));
             let predicted: Vec<f64> = all.iter().map(|plan| plan.predicted).collect();
-            let choice = SharedChoice::new(&predicted, kept);
+            // The model describes GPUs, not the CPU threads of virtual devices.
+            let choice = SharedChoice::new(&predicted, !self.backend().is_virtual(), kept);
             self.cache.insert_choice(shape.clone(), choice)
         });
         let described = all[0].clone();

@@ -100,8 +100,9 @@ impl NodeGroup {
             }
             [_] => Ok(None),
             _ => {
-                // The times of partitions depend on the kernel that produces the data, which the model does not know.
-                let predicted = variants.iter().map(|together| if partitioning.is_some() { 0.0 } else { together.plan.predicted });
+                // The model does not know the kernels that produce the data of partitions, nor the CPU threads of virtual devices.
+                let is_modelled = partitioning.is_none() && !self.context.backend().is_virtual();
+                let predicted = variants.iter().map(|together| if is_modelled { together.plan.predicted } else { 0.0 });
                 let predicted: Vec<f64> = predicted.collect();
                 Ok(Some(StepVariants::measured(self.spans(call, &mut held)?, &predicted, number)))
             }

@@ -25,7 +25,16 @@ def run(*program: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_a_program_runs_with_the_interposer_of_the_wheel_and_ends_as_it_ends():
     ended = run(sys.executable, "-c", "print(open('/proc/self/maps').read()); raise SystemExit(7)")
     assert ended.returncode == 7, ended.stderr
-    assert f"{sys.prefix}/lib/libmpgpu_preload.so" in ended.stdout
+    assert f"{sys.prefix}/bin/libmpgpu_preload.so" in ended.stdout
+
+
+@pytest.mark.skipif("MPGPU_WHEEL" not in os.environ, reason="tests/python/run sets MPGPU_WHEEL to the path of the wheel")
+def test_a_program_runs_with_the_interposer_of_a_wheel_that_was_installed_into_a_folder(tmp_path):
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(tmp_path)]
+    subprocess.run([*install, os.environ["MPGPU_WHEEL"]], check=True)
+    ended = subprocess.run([tmp_path / "bin/mpgpu", "run", "cat", "/proc/self/maps"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert f"{tmp_path}/bin/libmpgpu_preload.so" in ended.stdout
 
 
 def test_mpgpu_moves_bytes_in_a_program_under_it():
