@@ -127,6 +127,14 @@ MPGPU_COPY_NOW(cuMemcpyDtoH_v2_ptds, per_thread, void *, device_pointer)
 MPGPU_PEER_COPY(cuMemcpyPeerAsync, legacy)
 MPGPU_PEER_COPY(cuMemcpyPeerAsync_ptsz, per_thread)
 
+MPGPU_EXPORTED cuDevicePrimaryCtxRetain(context *primary, int gpu) noexcept {
+    const result code = call(symbol::cuDevicePrimaryCtxRetain, primary, gpu);
+    if (code == success) {
+        prepare_early();
+    }
+    return code;
+}
+
 MPGPU_EXPORTED cuCtxEnablePeerAccess(context peer, unsigned flags) noexcept {
     return enabled_access(peer, call(symbol::cuCtxEnablePeerAccess, peer, flags));
 }

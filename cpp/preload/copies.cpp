@@ -6,11 +6,13 @@
 
 #include <mpgpu/mpgpu.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <mutex>
+#include <optional>
 #include <pthread.h>
 #include <thread>
 #include <utility>
@@ -319,6 +321,23 @@ void stop() {
     count_done();
 }
 
+/// Minimum size in bytes of a copy of pageable memory that waits for a preparing thread.
+constexpr std::size_t least_waiting = std::size_t{64} << 20;
+
+/// Blocks until the preparing threads have ended, but at most for about half of the time in which the driver copies
+/// `bytes` bytes of pageable memory. The driver holds locks during such a copy. Without the wait, a program that makes
+/// one copy after the other would delay the preparation for seconds.
+void wait_for_threads(std::size_t bytes) {
+    constexpr double bytes_per_nanosecond = 20;
+    const auto most =
+        std::chrono::nanoseconds(static_cast<std::int64_t>(static_cast<double>(bytes) / bytes_per_nanosecond));
+    const auto end = std::chrono::steady_clock::now() + most;
+    const timespec step{0, 20000};
+    while (threads.load(std::memory_order_acquire) != 0 && std::chrono::steady_clock::now() < end) {
+        nanosleep(&step, nullptr);
+    }
+}
+
 /// Copy for which the interposer must decide whether it is accelerated, and the entry in which it stores the decision
 /// for similar copies.
 struct question {
@@ -345,9 +364,9 @@ void answer(const question &asked_for) {
     *asked_for.slot = has_gone ? gain::not_asked : made.gains() ? gain::some : gain::none;
 }
 
-/// Creates mpgpu's context in a new thread, which then decides about the first copy. Does nothing if another thread
-/// does this already. The first copies do not wait for the context.
-void prepare(const question &first) {
+/// Creates mpgpu's context in a new thread, which then decides about the copy `first`, if there is one. Does nothing if
+/// another thread does this already. Copies of the program do not wait for the context.
+void prepare(const std::optional<question> &first) {
     stage expected = stage::idle;
     if (!state.compare_exchange_strong(expected, stage::preparing)) {
         return;
@@ -355,8 +374,10 @@ void prepare(const question &first) {
     if (!asked().gpus) {
         look_at_gpus();
     }
-    first.slot->store(gain::asked);
-    // `stop` is registered after the handlers of the program and of the driver, so it is called before them.
+    if (first) {
+        first->slot->store(gain::asked);
+    }
+    // `stop` is registered after the handlers of the driver, so it is called before them.
     std::atexit(stop);
     const auto create = [first] {
         mp_context_options_t options = MP_CONTEXT_OPTIONS_INIT;
@@ -367,8 +388,8 @@ void prepare(const question &first) {
             next = stage::off;
         }
         stage still = stage::preparing;
-        if (state.compare_exchange_strong(still, next) && next == stage::ready) {
-            answer(first);
+        if (state.compare_exchange_strong(still, next) && next == stage::ready && first) {
+            answer(*first);
         }
     };
     if (!begin(create)) {
@@ -551,7 +572,10 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     }
     std::atomic<gain> &slot = gain_of(dst_device, src_device, class_of(bytes));
     const question like_this{&slot, transfer(dst, src, bytes), gpu};
-    // If a program makes no copy that can be accelerated, mpgpu creates no context.
+    const bool may_wait = is_pageable && bytes >= least_waiting;
+    if (may_wait) {
+        wait_for_threads(bytes);
+    }
     switch (state.load(std::memory_order_acquire)) {
     case stage::idle:
         prepare(like_this);
@@ -566,7 +590,12 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     const bool is_open = slot.load(std::memory_order_acquire) != gain::some;
     if (is_open && !smaller_gains(dst_device, src_device, class_of(bytes))) {
         ask(like_this);
-        return outcome::preparing;
+        if (may_wait) {
+            wait_for_threads(bytes);
+        }
+        if (slot.load(std::memory_order_acquire) != gain::some) {
+            return outcome::preparing;
+        }
     }
     const plan made(like_this.what);
     if (is_open && made.status() == MP_SUCCESS) {
@@ -633,6 +662,17 @@ memory find_memory(device_pointer address) noexcept {
 bool is_owned_by(const memory &known, context owner) noexcept {
     return known.owner == owner || (known.type == device_type && known.plain == 0 && known.owner == nullptr &&
                                     known.gpu >= 0 && gpu_of(owner) == known.gpu);
+}
+
+void prepare_early() noexcept {
+    if (is_inside || state.load(std::memory_order_relaxed) != stage::idle || !asked().on) {
+        return;
+    }
+    try {
+        const inside guard;
+        prepare(std::nullopt);
+    } catch (...) { // The first large copy starts it again, unless the state has changed.
+    }
 }
 
 bool is_in_use() noexcept {

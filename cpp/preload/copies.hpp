@@ -13,6 +13,11 @@ bool passes(device_pointer dst, device_pointer src, std::size_t bytes) noexcept;
 /// no work remains enqueued and the caller must pass the copy to the driver. The copy is counted in both cases.
 bool take(device_pointer dst, device_pointer src, std::size_t bytes, stream in) noexcept;
 
+/// Starts to create mpgpu's context in a separate thread. Called when the program has a CUDA context. A program that
+/// copies large pageable memory holds locks of the driver for most of the time, and would delay the creation for
+/// seconds.
+void prepare_early() noexcept;
+
 /// True if mpgpu has created its context and uses the program's GPUs.
 bool is_in_use() noexcept;
 

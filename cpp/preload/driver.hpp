@@ -26,6 +26,7 @@
     X(cuMemcpyDtoH_v2_ptds)                                                                                            \
     X(cuMemcpyPeerAsync)                                                                                               \
     X(cuMemcpyPeerAsync_ptsz)                                                                                          \
+    X(cuDevicePrimaryCtxRetain)                                                                                        \
     X(cuCtxEnablePeerAccess)                                                                                           \
     X(cuCtxDisablePeerAccess)                                                                                          \
     X(cuIpcGetMemHandle)                                                                                               \
@@ -39,7 +40,6 @@
     X(cuDeviceGetCount)                                                                                                \
     X(cuDeviceGetUuid)                                                                                                 \
     X(cuDevicePrimaryCtxGetState)                                                                                      \
-    X(cuDevicePrimaryCtxRetain)                                                                                        \
     X(cuDevicePrimaryCtxRelease_v2)                                                                                    \
     X(cuPointerGetAttributes)                                                                                          \
     X(cuStreamGetCtx)                                                                                                  \
