@@ -230,6 +230,11 @@ impl<M: Measurement> Choosing<M> {
         self.chooser.in_force()
     }
 
+    /// Returns the index of the variant for executions that are captured.
+    pub fn captured(&self) -> usize {
+        self.chooser.unmeasurable()
+    }
+
     /// Returns the median times of the active variant and of the plain copies, from the times read so far.
     pub fn medians(&self) -> Measured {
         Measured { in_force: self.median(self.in_force()), plain: self.median(self.variants() - 1) }
@@ -307,8 +312,9 @@ impl<M: Measurement> Choosing<M> {
     }
 
     fn give_up(&mut self, error: &dyn std::fmt::Display) {
-        log::debug!("a plan keeps its active variant, because execution times cannot be measured: {error}");
+        log::debug!("a plan no longer changes its active variant, because execution times cannot be measured: {error}");
         self.is_timed = false;
+        self.chooser.fix();
         self.under_way.clear();
     }
 }

@@ -436,8 +436,8 @@ impl Variants {
         }
         // A captured execution runs later, when its graph is launched, so it cannot be measured here.
         if backend.is_capturing(stream)? {
-            let in_force = lock(state).in_force();
-            return self.get(described, in_force).run(stream, report);
+            let captured = lock(state).captured();
+            return self.get(described, captured).run(stream, report);
         }
         let (completion, moments) = Moments::around(variant, backend, stream, || self.get(described, variant).run(stream, report))?;
         lock(state).measure(moments);

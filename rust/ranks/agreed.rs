@@ -285,7 +285,7 @@ impl StepVariants {
     /// already continued with another variant.
     pub fn fix(&mut self, step: u64) -> Option<Choice> {
         let wanted = match &self.rule {
-            Rule::Measured(choosing) => choosing.in_force(),
+            Rule::Measured(choosing) => choosing.captured(),
             Rule::Lateness(..) => BY_KERNEL,
         };
         let variant = self.spans.fix(step, wanted)?;

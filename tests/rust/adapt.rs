@@ -479,6 +479,18 @@ fn executions_that_are_enqueued_far_ahead_use_the_variant_that_is_expected_to_be
 }
 
 #[test]
+fn without_measured_times_the_model_decides() {
+    let mut chooser = Chooser::new(&[None; 3], 64, 1).expecting([0.9, 0.95, 1.0]);
+    assert_eq!((chooser.in_force(), chooser.unmeasurable()), (2, 0));
+    let mut measured = chooser.clone();
+    chooser.fix();
+    assert_eq!((chooser.in_force(), chooser.unmeasured()), (0, 0));
+    measured.measured(2, 1000);
+    measured.fix();
+    assert_eq!(measured.in_force(), 2);
+}
+
+#[test]
 fn while_nothing_is_known_what_is_not_measured_are_the_plain_copies() {
     let mut chooser = Chooser::new(&[None; 3], 64, 1);
     for _ in 0..64 {

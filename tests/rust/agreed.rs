@@ -194,7 +194,7 @@ mod alone {
     fn all_ranks_go_on_with_what_is_fastest_for_the_slowest_and_follow_when_that_changes() {
         const RANKS: u32 = 3;
         let memory = Memory::new(RANKS);
-        let mut ranks: Vec<StepVariants> = (0..RANKS).map(|rank| StepVariants::measured(memory.spans(rank, RANKS), 3, 7)).collect();
+        let mut ranks: Vec<StepVariants> = (0..RANKS).map(|rank| StepVariants::measured(memory.spans(rank, RANKS), &[0.0; 3], 7)).collect();
         let mut step = 0;
         // Times of each variant on each rank. If each rank chose by its own times, the first two would choose differently from the last.
         for times in [[[100, 100, 260], [110, 110, 200], [150, 150, 150]], [[90, 90, 90], [160, 80, 80], [150, 150, 150]]] {

@@ -231,6 +231,18 @@ impl Chooser {
         self.event = 0;
     }
 
+    /// Returns the variant for executions that are captured, and are therefore never measured: the active variant, or the first variant,
+    /// which the model predicts to be fastest, if there are predictions and no time is known.
+    pub fn unmeasurable(&self) -> usize {
+        let is_predicted = self.predicted[0] > 0 && self.times.iter().all(|times| times.count() == 0);
+        if is_predicted { 0 } else { self.in_force }
+    }
+
+    /// Fixes the active variant ([`Chooser::unmeasurable`]). Called when execution times cannot be measured.
+    pub fn fix(&mut self) {
+        (self.in_force, self.alarm) = (self.unmeasurable(), false);
+    }
+
     /// Returns the number of variants from which this chooser chooses.
     pub fn variants(&self) -> usize {
         self.variants
