@@ -676,6 +676,12 @@ void forks(const std::string &way) {
     check_order(forms[0], stream, 5);
 }
 
+/// Tests a program that makes no copy, and exits while mpgpu prepares its context.
+void no_copies() {
+    use(0);
+    use(1);
+}
+
 /// Tests a program that exits while mpgpu prepares its context.
 void ends() {
     const form by = all_forms()[0];
@@ -963,6 +969,7 @@ int main(int count, char **arguments) {
             {"ordinary", ordinary},
             {"failing", failing},
             {"ends", ends},
+            {"no_copies", no_copies},
             {"threads", threads},
             {"exporter", exporter},
             {"peers", peers},
