@@ -321,7 +321,7 @@ void stop() {
     count_done();
 }
 
-/// Minimum size in bytes of a copy of pageable memory that waits for a preparing thread.
+/// Minimum size in bytes of a copy of pageable memory that waits for the threads that create mpgpu's context or a plan.
 constexpr std::size_t least_waiting = std::size_t{64} << 20;
 
 /// Blocks until the preparing threads have ended, but at most for about half of the time in which the driver copies
@@ -671,7 +671,7 @@ void prepare_early() noexcept {
     try {
         const inside guard;
         prepare(std::nullopt);
-    } catch (...) { // The first large copy starts it again, unless the state has changed.
+    } catch (...) { // The first large copy tries again.
     }
 }
 

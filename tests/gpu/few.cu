@@ -1,6 +1,6 @@
 // Makes few copies of each size, one after the other, without using mpgpu. Prints the rate over all copies and the rate
 // of each copy, and compares the bytes after the last copy. tests/gpu/few runs the program with and without
-// libmpgpu_preload.so, to measure what programs gain that make few copies.
+// libmpgpu_preload.so, to measure the speed-up of programs that make few copies.
 //   few KIND COPIES BYTES...
 // KIND: up, down: between pinned host memory and GPU 0; pageable-up, pageable-down: the same with pageable memory;
 // fresh-up, fresh-down: the same with pageable memory that is allocated anew for each copy; peer: from GPU 0 to GPU 1.

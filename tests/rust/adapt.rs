@@ -287,8 +287,8 @@ fn one_plan_loses_two_percent_at_most_on_machines_that_are_not_the_models() {
     }
 }
 
-/// Returns a simulation of one program that copies `mib` MiB between two devices of a machine whose capacity `what` differs from the model
-/// by a factor.
+/// Returns a simulation of one program that copies `mib` MiB between two devices of a machine on which the capacity of the resources `what`
+/// is that of the model times a factor.
 fn program(name: &str, (what, factor): (&str, f64), (src, dst): (DeviceId, DeviceId), mib: u64) -> World {
     let machine = machine(name);
     let kind = |device: DeviceId| if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device };
@@ -301,7 +301,7 @@ fn program(name: &str, (what, factor): (&str, f64), (src, dst): (DeviceId, Devic
     World::new(real, vec![Player { process: 0, shapes, variants }], Vec::new())
 }
 
-/// Copies of a program: the preset, the source and the destination.
+/// Copies that the simulated programs make: preset of the machine, source and destination.
 const COPIES: [(&str, DeviceId, DeviceId); 5] = [
     ("hgx-h200", DeviceId::HOST, DeviceId::gpu(0)),
     ("hgx-h200", DeviceId::gpu(1), DeviceId::HOST),
@@ -330,8 +330,8 @@ fn programs_of_ten_copies_are_nearly_as_fast_as_programs_of_ten_thousand() {
 }
 
 /// Tests short programs on machines that differ from the model. They must lose little against plain copies. A single program may lose more,
-/// because one measured time in a hundred is never reported. One case loses more in any case: if the expected gain is there, but plain copies
-/// are even faster than the model says, no measured time shows it before the budget allows a trial execution.
+/// because one measured time in a hundred is never reported. One case loses more: if the active variant is as fast as predicted, but plain
+/// copies are much faster than predicted, no measured time shows this before the budget allows a trial execution of the plain copies.
 #[test]
 fn programs_of_thirty_copies_lose_five_percent_at_most_where_the_model_is_wrong() {
     for (name, src, dst) in COPIES {

@@ -219,8 +219,8 @@ class mpi_requests : public off_node {
     }
 
     mpi::detail::communicator messages_; ///< separate communicator, so that other messages do not match
-    /// False while messages of an exchange may still arrive. The communicator is then not freed, because MPI would
-    /// deliver such a message to the next communicator that gets the same internal number.
+    /// False while messages of an exchange may still arrive. The communicator is then not freed, because MPI could
+    /// deliver such a message to a later communicator with the same context id.
     bool may_free_ = true;
     memory staging_out_;
     memory staging_in_;

@@ -12,12 +12,12 @@ const TRIES: f64 = 1.0 / 128.0;
 /// Maximum time that the budget for trial executions can accumulate, as a multiple of the active variant's execution time.
 const SAVED: f64 = 8.0;
 
-/// Time by which trial executions may exceed their budget if a change of execution times was detected, or if fewer than three times of the
-/// tried variant are known and it seems hardly slower than the active one. A multiple of the active variant's execution time. It is above 0
+/// Time by which trial executions may exceed their budget if a change of execution times was detected, or if the tried variant has fewer than
+/// three measured times and seems hardly slower than the active one. A multiple of the active variant's execution time. It is above 0,
 /// because trial executions are made at random moments.
 const ADVANCE: f64 = 6.0;
-/// Time by which trial executions may exceed their budget if fewer than three times of the tried variant are known and it seems slower than
-/// the active one by more than a fifth. A multiple of the active variant's execution time.
+/// Time by which trial executions may exceed their budget if the tried variant has fewer than three measured times and seems slower than the
+/// active one by more than a fifth. A multiple of the active variant's execution time.
 const DOUBTFUL: f64 = 1.25;
 /// Time by which trial executions may exceed their budget in all other cases. A multiple of the active variant's execution time.
 const LITTLE: f64 = 2.0;
@@ -28,12 +28,13 @@ const SIGNIFICANT: f64 = 2.0;
 /// links of other GPUs more heavily, because other users of these links may then lose what the variant gains.
 const LEAST_GAIN: f64 = 0.02;
 
-/// Fraction by which the model must predict a variant to be faster than the plain copies for the first execution to use it. Also the
-/// fraction of the active variant's time that a variant may lose by prediction and still get its first trial execution free of charge.
+/// Minimum gain over the plain copies, as a fraction, that the model must predict for a variant that the first execution uses. Also the
+/// maximum predicted loss, as a fraction of the active variant's time, at which the first trial execution of a variant does not count against
+/// the budget.
 const EXPECTED_GAIN: f64 = 0.2;
 
-/// Factor by which the predicted time of the plain copies may be too long if the active variant is faster than predicted by more than a
-/// fifth.
+/// Largest assumed factor by which the model overestimates the time of the plain copies. Assumed if the active variant is faster than
+/// predicted by more than a fifth.
 const MISTAKE: f64 = 3.0;
 
 /// Mean number of executions between two trial executions of a variant that seems faster than the active one.
@@ -163,9 +164,9 @@ impl Chooser {
         }
     }
 
-    /// Passes the time of each variant in seconds as predicted by the model. If no measured time is known, the variant with the shortest
-    /// prediction is active at first, but only if the prediction is shorter than that of the plain copies by more than a fifth. A variant
-    /// that would lose more than a fifth by prediction gets its first trial execution only when the budget allows it.
+    /// Sets the predicted time of each variant in seconds. If no time is measured yet, the variant with the shortest prediction becomes
+    /// active if it is predicted to be faster than the plain copies by more than a fifth. Otherwise, the plain copies become active. A variant
+    /// that is predicted to be slower than the active one by more than a fifth gets its first trial execution only when the budget allows it.
     #[must_use]
     pub fn expecting(mut self, seconds: impl IntoIterator<Item = f64>) -> Chooser {
         for (predicted, seconds) in self.predicted[..self.variants].iter_mut().zip(seconds) {
@@ -231,14 +232,14 @@ impl Chooser {
         self.event = 0;
     }
 
-    /// Returns the variant for executions that are captured, and are therefore never measured: the active variant, or the first variant,
-    /// which the model predicts to be fastest, if there are predictions and no time is known.
+    /// Returns the variant for executions that are captured into a CUDA graph, and are therefore never measured. If there are predictions and
+    /// no measured time, this is variant 0, which the model predicts to be fastest. Otherwise, it is the active variant.
     pub fn unmeasurable(&self) -> usize {
         let is_predicted = self.predicted[0] > 0 && self.times.iter().all(|times| times.count() == 0);
         if is_predicted { 0 } else { self.in_force }
     }
 
-    /// Fixes the active variant ([`Chooser::unmeasurable`]). Called when execution times cannot be measured.
+    /// Makes the variant that [`Chooser::unmeasurable`] returns the active one. Called when execution times cannot be measured.
     pub fn fix(&mut self) {
         (self.in_force, self.alarm) = (self.unmeasurable(), false);
     }
@@ -254,7 +255,7 @@ impl Chooser {
     }
 
     /// Returns the index of the variant for an execution that should be measured but cannot be. Many executions may start before the first
-    /// time is reported. Until then, it is the variant that is active at first by prediction, or without predictions the plain copies (one
+    /// time is reported. Until then, it is the variant that is active at first. Without predictions, it is the variant of plain copies (one
     /// direct copy for each transfer).
     pub fn unmeasured(&self) -> usize {
         if self.alarm { self.seems_fastest() } else { self.in_force }
@@ -334,7 +335,8 @@ impl Chooser {
             }
         };
         if cost > 0.0 && cost > self.budget + advance {
-            // While few times of the active variant are known, its time may still turn out to be longer than the prediction.
+            // While the active variant has few measured times, the comparison is repeated at the next execution, because the active variant
+            // may turn out to be slower.
             let wait = if self.alarm { 0.0 } else { (cost - self.budget - advance) / (TRIES * unit) };
             self.due[variant] = self.tick + 1 + wait.min(1e6) as u64;
             return None;
@@ -344,9 +346,9 @@ impl Chooser {
         Some(variant)
     }
 
-    /// Returns the variant with the shortest expected time. Variants without a measured time count by their prediction, which is increased
-    /// by a fifth for all variants except the plain copies (one direct copy for each transfer). Without a prediction, the plain copies
-    /// count as fastest until one of their times is known, and other variants do not count.
+    /// Returns the variant with the shortest expected time. The expected time of a variant without a measured time is its prediction, plus a
+    /// fifth unless it is the variant of plain copies (one direct copy for each transfer). Without predictions, returns the plain copies until
+    /// they are measured, and then one of the measured variants.
     fn seems_fastest(&self) -> usize {
         let plain = self.variants - 1;
         let is_open = |&v: &usize| v == plain || self.times[v].count() > 0 || self.predicted[v] > 0;
@@ -361,8 +363,8 @@ impl Chooser {
     /// Returns the expected time of a variant without a measured time in nanoseconds, or 0 if there is no prediction. Measured times of other
     /// variants correct the prediction during the first executions:
     ///
-    /// - A variant exceeds its prediction by the same factor as a variant that stages fewer bytes.
-    /// - If the active variant is much faster than predicted, the model may be wrong about the plain copies by a larger factor.
+    /// - If a measured variant that stages fewer bytes has exceeded its prediction, the same factor applies to this variant.
+    /// - If the active variant is faster than predicted by more than a fifth, the prediction of the plain copies is divided by [`MISTAKE`].
     fn prediction(&self, variant: usize) -> u64 {
         let plain = self.variants - 1;
         let error = |v: usize| {

@@ -14,9 +14,9 @@
 //!   standard errors, and also by 2 % if it uses more of the links that others may use. The active variant is measured often at first and
 //!   after a change, then less and less often.
 //! - **The first executions** use the variant that the model predicts to be fastest if the predicted gain over the plain copies exceeds 20 %,
-//!   and otherwise the plain copies. So do executions that are enqueued before the first measured time is known. A variant that would lose
-//!   more than 20 % by prediction is not tried until the budget allows it or the active variant turns out to be slower. A smaller gain is
-//!   tried in small steps: first the variant with half the staged bytes.
+//!   and otherwise the plain copies. Executions that are enqueued before the first measured time is known use the same variant. A variant
+//!   that is predicted to be slower than the active one by more than 20 % is not tried until the budget allows it or the active variant turns
+//!   out to be slower. If the predicted gain is smaller than 20 %, the variant with half the staged bytes is tried first.
 //! - **Tries.** A try is an execution of an inactive variant. Each execution adds 1/128 of its time to a budget. A try takes from the
 //!   budget the time that it loses compared with the active variant. After the first executions, tries cost less than 1 % of the time. If
 //!   tries cost more because of a change, later tries are made less often until their mean cost is below 1 % again. The slower a variant
