@@ -87,7 +87,8 @@ pub struct Chooser {
     in_force: usize,
     variants: usize,
     times: [Times; MAX_VARIANTS],
-    /// Time of each variant in nanoseconds as predicted by the model, or 0 if there is no prediction. Replaced by the measured times.
+    /// Time of each variant in nanoseconds as predicted by the model, or 0 if there is no prediction. Used until a time of the variant is
+    /// measured.
     predicted: [u64; MAX_VARIANTS],
     /// Number of the execution at which each inactive variant is next executed as a trial.
     due: [u64; MAX_VARIANTS],
