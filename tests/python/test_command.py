@@ -28,10 +28,10 @@ def test_a_program_runs_with_the_interposer_of_the_wheel_and_ends_as_it_ends():
     assert f"{sys.prefix}/bin/libmpgpu_preload.so" in ended.stdout
 
 
-@pytest.mark.skipif("MPGPU_WHEEL" not in os.environ, reason="tests/python/run sets MPGPU_WHEEL to the path of the wheel")
+@pytest.mark.skipif("TESTED_WHEEL" not in os.environ, reason="tests/python/run sets TESTED_WHEEL to the path of the wheel")
 def test_a_program_runs_with_the_interposer_of_a_wheel_that_was_installed_into_a_folder(tmp_path):
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(tmp_path)]
-    subprocess.run([*install, os.environ["MPGPU_WHEEL"]], check=True)
+    subprocess.run([*install, os.environ["TESTED_WHEEL"]], check=True)
     ended = subprocess.run([tmp_path / "bin/mpgpu", "run", "cat", "/proc/self/maps"], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert f"{tmp_path}/bin/libmpgpu_preload.so" in ended.stdout
