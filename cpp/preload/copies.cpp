@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <ctime>
 #include <mutex>
-#include <optional>
 #include <pthread.h>
 #include <thread>
 #include <utility>
@@ -351,7 +350,7 @@ struct question {
 /// This function also creates the resources of the first execution, so that the program does not wait for them.
 /// Planning does not access memory of the program, which may be freed in the meantime.
 void answer(const question &asked_for) {
-    // When the program made this copy, no mpgpu context existed that could have adopted memory of another process.
+    // The program may have opened memory of another process before mpgpu's context existed.
     for (const void *end : {static_cast<const void *>(asked_for.what.dst), asked_for.what.src}) {
         find_opened(reinterpret_cast<device_pointer>(end), mpgpu_context);
     }
@@ -364,9 +363,8 @@ void answer(const question &asked_for) {
     *asked_for.slot = has_gone ? gain::not_asked : made.gains() ? gain::some : gain::none;
 }
 
-/// Creates mpgpu's context in a new thread, which then decides about the copy `first`, if there is one. Does nothing if
-/// another thread does this already. Copies of the program do not wait for the context.
-void prepare(const std::optional<question> &first) {
+/// Creates mpgpu's context in a new thread. Does nothing if another thread does this already, or if the context exists.
+void prepare() {
     stage expected = stage::idle;
     if (!state.compare_exchange_strong(expected, stage::preparing)) {
         return;
@@ -374,12 +372,9 @@ void prepare(const std::optional<question> &first) {
     if (!asked().gpus) {
         look_at_gpus();
     }
-    if (first) {
-        first->slot->store(gain::asked);
-    }
     // `stop` is registered after the handlers of the driver, so it is called before them.
     std::atexit(stop);
-    const auto create = [first] {
+    const auto create = [] {
         mp_context_options_t options = MP_CONTEXT_OPTIONS_INIT;
         options.backend = MP_BACKEND_CUDA;
         stage next = stage::ready;
@@ -388,9 +383,7 @@ void prepare(const std::optional<question> &first) {
             next = stage::off;
         }
         stage still = stage::preparing;
-        if (state.compare_exchange_strong(still, next) && next == stage::ready && first) {
-            answer(*first);
-        }
+        state.compare_exchange_strong(still, next);
     };
     if (!begin(create)) {
         state = stage::off;
@@ -572,13 +565,13 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     }
     std::atomic<gain> &slot = gain_of(dst_device, src_device, class_of(bytes));
     const question like_this{&slot, transfer(dst, src, bytes), gpu};
-    const bool may_wait = is_pageable && bytes >= least_waiting;
+    const bool may_wait = is_pageable && bytes >= least_waiting && slot.load(std::memory_order_acquire) != gain::some;
     if (may_wait) {
         wait_for_threads(bytes);
     }
     switch (state.load(std::memory_order_acquire)) {
     case stage::idle:
-        prepare(like_this);
+        prepare();
         return outcome::preparing;
     case stage::preparing:
         return outcome::preparing;
@@ -670,7 +663,7 @@ void prepare_early() noexcept {
     }
     try {
         const inside guard;
-        prepare(std::nullopt);
+        prepare();
     } catch (...) { // The first large copy tries again.
     }
 }

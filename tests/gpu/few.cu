@@ -1,7 +1,7 @@
-// Makes few copies of each size, one after the other, without using mpgpu. Prints the rate over all copies and the rate
+// Makes few copies of one size, one after the other, without using mpgpu. Prints the rate over all copies and the rate
 // of each copy, and compares the bytes after the last copy. tests/gpu/few runs the program with and without
 // libmpgpu_preload.so, to measure the speed-up of programs that make few copies.
-//   few KIND COPIES BYTES...
+//   few KIND COPIES BYTES
 // KIND: up, down: between pinned host memory and GPU 0; pageable-up, pageable-down: the same with pageable memory;
 // fresh-up, fresh-down: the same with pageable memory that is allocated anew for each copy; peer: from GPU 0 to GPU 1.
 #include <cuda_runtime.h>
@@ -36,7 +36,7 @@ void fill(char *memory, std::size_t bytes, std::uint64_t seed) {
     }
 }
 
-/// Makes the copies of one size. Returns true if the bytes are right after the last copy.
+/// Makes the copies. Returns true if the bytes are right after the last copy.
 bool run(const std::string &kind, int copies, std::size_t bytes) {
     const bool is_up = kind.find("up") != std::string::npos;
     const bool is_peer = kind == "peer";
@@ -107,13 +107,9 @@ bool run(const std::string &kind, int copies, std::size_t bytes) {
 } // namespace
 
 int main(int argc, char *argv[]) {
-    if (argc < 4 || std::atoi(argv[2]) < 1) {
-        std::fprintf(stderr, "few: usage: few KIND COPIES BYTES...\n");
+    if (argc != 4 || std::atoi(argv[2]) < 1) {
+        std::fprintf(stderr, "few: usage: few KIND COPIES BYTES\n");
         return 2;
     }
-    bool is_right = true;
-    for (int at = 3; at < argc; ++at) {
-        is_right = run(argv[1], std::atoi(argv[2]), std::strtoull(argv[at], nullptr, 10)) && is_right;
-    }
-    return is_right ? 0 : 1;
+    return run(argv[1], std::atoi(argv[2]), std::strtoull(argv[3], nullptr, 10)) ? 0 : 1;
 }

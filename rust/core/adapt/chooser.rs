@@ -95,8 +95,8 @@ pub struct Chooser {
     /// Latest trial execution of each variant: the number of the execution, and the cost in nanoseconds reserved in the budget. `None` if
     /// the chooser waits for no measured time of the variant.
     pending: [Option<(u64, f64)>; MAX_VARIANTS],
-    /// Number of executions at the start of the plan in which trial executions of variants without a measured time do not count against the
-    /// budget.
+    /// Number of executions at the start of the plan in which trial executions do not count against the budget if their variant has no
+    /// measured time and loses at most a fifth.
     free: u64,
     /// Time that trial executions may cost, in nanoseconds. It is negative if they have cost more than allowed.
     budget: f64,
