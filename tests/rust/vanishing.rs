@@ -109,7 +109,11 @@ fn memory_that_is_unmapped_and_a_file_that_becomes_shorter_are_errors_of_the_exe
             // The first execution still has all of the memory.
             node.run(plan);
             let error = error_of(&node, plan, stream, &memory);
-            assert!(error.contains(&format!("transfer 0: {what} host memory at {:#x}", own.addr() + 4096)), "{number}: {error}");
+            // A chunk on another path may fail before the chunk of the first page that is gone.
+            let start = format!("transfer 0: {what} host memory at 0x");
+            let address = error.split_once(&start).and_then(|(_, rest)| usize::from_str_radix(rest.split(':').next()?, 16).ok());
+            let gone = own.addr() + 4096..own.addr() + BYTES;
+            assert!(address.is_some_and(|address| gone.contains(&address)), "{number}: {error}");
             assert!(error.contains("unmapped, or its file became shorter"), "{error}");
             ok(mp_plan_destroy(plan));
         }
