@@ -483,59 +483,6 @@ fn where_flows_share_a_link_more_capacity_for_one_can_delay_another() {
     about(fast, slow + 10.0 * MIB as f64 / 3e9 / 8.0);
 }
 
-/// Returns the simulated time divided by the planner's prediction ([`mpgpu_core::model::finish`]).
-fn against_the_planner(machine: &Machine, shapes: &[Shape], options: &Options) -> Option<f64> {
-    let plan = plan(machine, shapes, options).ok().filter(|plan| plan.predicted > 0.0)?;
-    let run = simulate_with(machine, &plan.program, shapes, Executor::Streams, options.staging_bytes);
-    Some(run.seconds / plan.predicted)
-}
-
-fn quantile(sorted: &[f64], part: f64) -> f64 {
-    sorted[((sorted.len() - 1) as f64 * part) as usize]
-}
-
-#[test]
-fn on_the_presets_the_run_takes_what_the_planner_expects_within_bounds() {
-    let mut ratios = Vec::new();
-    for name in crate::common::presets_with_figures() {
-        let machine = machine(name);
-        for bytes in [1, 4, 16, 64, 256, 512].map(|mib| mib * MIB) {
-            let both = vec![shape(0, 1, bytes), shape(1, 0, bytes)];
-            let ring = (0..4).map(|i| shape(i, (i + 1) % 4, bytes)).collect();
-            for shapes in [vec![shape(0, 1, bytes)], vec![shape(-1, 0, bytes)], vec![shape(0, -1, bytes)], both, ring] {
-                let Some(ratio) = against_the_planner(&machine, &shapes, &Options::default()) else { continue };
-                // The simulation can be faster than the prediction, because the planner assumes that every pipeline waits for the last
-                // issue, and counts the cost `join` for the direct path too. It can be slower, because joining direct copies of several
-                // GPUs with one stream costs as much time as 1 MiB.
-                let most = if shapes.len() == 1 { 1.25 } else { 1.45 };
-                assert!((0.85..most).contains(&ratio), "{name}, {bytes} bytes, {} transfers: {ratio}", shapes.len());
-                ratios.push(ratio);
-            }
-        }
-    }
-    ratios.sort_by(f64::total_cmp);
-    let (low, median, high) = (quantile(&ratios, 0.05), quantile(&ratios, 0.5), quantile(&ratios, 0.95));
-    assert!(low > 0.94 && (0.98..1.02).contains(&median) && high < 1.25, "{low} {median} {high} of {}", ratios.len());
-}
-
-#[test]
-fn on_random_machines_half_of_the_runs_take_what_the_planner_expects() {
-    let ratios = (0..2000).filter_map(|seed| {
-        let (machine, shapes, options) = machine_and_batch(&mut Random(seed), 64 * MIB);
-        // The calling thread copies pageable memory for one transfer after the other, which is not simulated.
-        if shapes.iter().any(|shape| [shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable)) {
-            return None;
-        }
-        against_the_planner(&machine, &shapes, &options)
-    });
-    let mut ratios: Vec<f64> = ratios.collect();
-    ratios.sort_by(f64::total_cmp);
-    let [least, low, median, high] = [0.0, 0.05, 0.5, 0.75].map(|part| quantile(&ratios, part));
-    // The largest ratios are caused by chunks of 4096 bytes, which an option sets, and by batches with a dozen transfers over one slow
-    // link. The planner's bound counts such a link once, but the simulator runs the transfers one after the other.
-    assert!(least > 0.6 && low > 0.97 && (0.99..1.01).contains(&median) && high < 1.25, "{least} {low} {median} {high}");
-}
-
 #[test]
 fn the_timeline_names_lanes_and_draws_what_waits_for_what() {
     let machine = three(50e9, 25e9, Costs::default());

@@ -45,10 +45,7 @@ impl TimeBound {
         let is_pageable = |shape: &Shape| [shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable);
         let network = Network::of_least_draws(machine, batch.iter().any(is_pageable));
         let flows = flows(&network, batch);
-        let mut best = Proof::single(&network, &flows);
-        for device in machine.devices() {
-            best.improve(Proof::port(machine, device, bytes_of(&network, &flows, device)));
-        }
+        let mut best = Proof::simple(machine, &network, &flows);
         if best.seconds < direct(&network, &flows) * (1.0 - CLOSE) {
             let explored = network.explore(&flows, &vec![0.0; machine.resources().len()]);
             best.improve(Proof { seconds: explored.seconds, prices: (0..).zip(explored.prices).collect() });
@@ -58,12 +55,21 @@ impl TimeBound {
 }
 
 /// Prices (dual values) of resources, and the lower bound of the time that they prove.
-struct Proof {
-    seconds: f64,
+pub(super) struct Proof {
+    pub seconds: f64,
     prices: Vec<(u32, f64)>,
 }
 
 impl Proof {
+    /// Returns the best lower bound that a single resource, or the links of one device, prove.
+    pub fn simple(machine: &Machine, network: &Network, flows: &[Commodity]) -> Proof {
+        let mut best = Proof::single(network, flows);
+        for device in machine.devices() {
+            best.improve(Proof::port(machine, device, bytes_of(network, flows, device)));
+        }
+        best
+    }
+
     /// Returns the lower bound that the busiest resource alone proves.
     fn single(network: &Network, flows: &[Commodity]) -> Proof {
         let busiest = (0..).zip(single(network, flows)).max_by(|a: &(u32, f64), b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)));

@@ -8,7 +8,7 @@ use crate::topology::{Machine, MemoryKind};
 /// Largest total effort of all simulations of one batch. The effort of a program is the number of its copies multiplied by the number of
 /// copies that may run concurrently. A simulation with an effort of 10^8 takes about a second. The first program is simulated whatever its
 /// effort. The limit is not a time, so that the plan does not depend on the machine that computes it.
-const BUDGET: u64 = 30_000_000;
+const BUDGET: u64 = 60_000_000;
 
 /// Smallest relative gain for which a later program replaces the fastest one. A smaller gain may be a rounding error.
 const LEAST_GAIN: f64 = 1e-3;

@@ -13,16 +13,18 @@
 //! resources. The resulting programs are proposed to the [`judge`](super::judge), which simulates them, because the planner's model of
 //! single paths does not cover chunks that several devices forward one after the other.
 
+use super::bound::Proof;
 use super::canonical::renamed;
 use super::executor;
 use super::judge::Judge;
 use super::lower::copying_device;
-use super::network::{Commodity, Draws, Network, Tree};
+use super::network::{Commodity, Network, Tree};
 use super::options::{Options, Passing};
 use super::planned::{PathPlan, Plan, TransferPlan};
 use super::planner::Basis;
+use super::rounds::{BlockTree, MOST_BLOCKS, broadcast};
 use super::split::{Column, split};
-use crate::model::{GRAIN, HOST_RINGS, PathModel, SLOTS};
+use crate::model::{GRAIN, HOST_RINGS, SLOTS};
 use crate::program::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape};
 use crate::topology::{DeviceId, LinkId, LinkKind, Machine, MemoryKind};
 use smallvec::{SmallVec, smallvec};
@@ -39,8 +41,8 @@ struct Try {
     trees: Candidates,
     /// Smallest fraction of the data of a group (transfers with the same source) for which a tree is worth the operations that it needs.
     least_share: f64,
-    /// Factor on the number of chunks. With 1, the number balances the cost of synchronisations against the time until the last device
-    /// receives its first chunk.
+    /// Factor on the number of chunks or blocks. With 1, the number balances the cost of synchronisations against the time until the last
+    /// device receives its first chunk.
     chunks: f64,
     /// Number of lanes (internal streams) between two devices, which take chunks alternately. While one waits for synchronisation, the
     /// other uses the link. With two, direct copies are cut into chunks too, because a long copy would delay the chunks behind it.
@@ -56,10 +58,9 @@ enum Candidates {
     Hubs,
     /// Single chain, in which each device forwards all data to the next device.
     Chain,
-    /// Two trees whose depth is the logarithm of the number of members. Each tree distributes half of the data. A member forwards data to
-    /// two others in at most one of the trees, and only receives in the other (Sanders, Speck and Träff 2009). So the time until the last
-    /// member receives its first chunk hardly grows with the number of members.
-    Pair,
+    /// One tree for each of several equal blocks of the data, so that each device sends at most one block and receives at most one block at
+    /// a time ([`rounds`](super::rounds)). The time until the last member receives its first block hardly grows with the number of members.
+    Rounds,
 }
 
 /// Parameters that are tried, in order. Each set is the best for some presets and random machines.
@@ -70,8 +71,8 @@ const TRIES: [Try; 8] = [
     Try { trees: Candidates::Priced, least_share: 0.05, chunks: 1.5, lanes: 2 },
     Try { trees: Candidates::Hubs, least_share: 0.02, chunks: 1.0, lanes: 1 },
     Try { trees: Candidates::Chain, least_share: 0.0, chunks: 1.0, lanes: 1 },
-    Try { trees: Candidates::Pair, least_share: 0.0, chunks: 1.0, lanes: 1 },
-    Try { trees: Candidates::Pair, least_share: 0.0, chunks: 2.0, lanes: 1 },
+    Try { trees: Candidates::Rounds, least_share: 0.0, chunks: 1.0, lanes: 1 },
+    Try { trees: Candidates::Rounds, least_share: 0.0, chunks: 0.7, lanes: 1 },
 ];
 
 /// Largest number of devices of a machine for which trees are searched by prices (dual values) of resources. The time of the search grows
@@ -207,21 +208,17 @@ fn depth(tree: &Tree) -> u32 {
     depths(tree).into_iter().max().unwrap_or(0)
 }
 
-/// Returns the time for which one byte, copied directly from `from` to `to`, keeps each resource busy. Returns `None` if there is no route.
-fn work_of(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<Draws> {
-    let model = PathModel::new(machine, &[machine.route(from, to)?]);
-    let seconds =
-        |(resource, weight): &(crate::topology::ResourceId, f64)| (resource.0, weight / machine.resources()[resource.0 as usize].capacity);
-    Some(model.weights.iter().map(seconds).collect())
-}
-
 /// Returns the time for which a program keeps each resource busy, in seconds, by resource index.
 pub(super) fn load(machine: &Machine, program: &Program, batch: &[Shape]) -> Vec<f64> {
     let mut load = vec![0.0; machine.resources().len()];
     let device = |place| program.device(batch, place);
     for copy in program.ops.iter().flat_map(|op| &op.copies) {
-        for (resource, seconds) in work_of(machine, device(copy.from), device(copy.to)).into_iter().flatten() {
-            load[resource as usize] += seconds * copy.bytes as f64;
+        let is_staged = [copy.from, copy.to].iter().any(|place| matches!(place, Place::Slot { .. }) && device(*place).is_host());
+        let route = machine.route(device(copy.from), device(copy.to));
+        for id in route.iter().flat_map(|route| &route.resources) {
+            let resource = &machine.resources()[id.0 as usize];
+            let draw = resource.draw(if is_staged { 1.0 } else { 0.0 });
+            load[id.0 as usize] += copy.bytes as f64 * draw / resource.capacity;
         }
     }
     load
@@ -231,6 +228,8 @@ pub(super) fn load(machine: &Machine, program: &Program, batch: &[Shape]) -> Vec
 struct Share {
     group: usize,
     tree: Tree,
+    /// Step of each copy of the first chunk, from 1. The next chunk is copied one step later.
+    steps: Vec<u32>,
     bytes: u64,
     /// Chunks of the data, ordered by source buffer and offset.
     chunks: Vec<Chunk>,
@@ -240,7 +239,8 @@ struct Share {
     slots: u32,
 }
 
-/// Internal streams between two devices, and the number of chunks assigned to them so far.
+/// Internal streams between two devices, or from one device to all others if both devices of the pair are the same, and the number of chunks
+/// assigned to them so far.
 struct PairLanes {
     pair: (usize, usize),
     own: SmallVec<[LaneId; 2]>,
@@ -328,7 +328,8 @@ fn propose_trees(
         return None;
     }
     let explored = is_priced.then(|| network.explore(&flows, &busy));
-    let (trees, bound) = explored.map_or((Vec::new(), 0.0), |explored| (explored.trees, explored.seconds));
+    let (trees, bound) = explored
+        .map_or_else(|| (Vec::new(), Proof::simple(machine, &network, &flows).seconds), |explored| (explored.trees, explored.seconds));
     let problem = Problem { machine, batch, options, groups, network, flows, rest: program, busy, bound };
     let is_behind_switch = groups.len() == 1 && groups[0].members.iter().all(|member| nvlinks(machine, groups[0].src, *member) > Some(1));
     for attempt in &TRIES {
@@ -348,26 +349,11 @@ fn propose_trees(
     Some(bound)
 }
 
-/// Returns two trees from the first device of `order` to all others. Each of the others is a leaf of at least one tree.
-fn pair_of_trees(order: &[usize]) -> Vec<Tree> {
-    let members = order.len() - 1;
-    // In a range of positions, the device at the position with the most factors of two receives the data first. It sends the data to one
-    // device in the range before it and to one in the range after it. So only devices at even positions forward data.
-    fn join(tree: &mut Tree, from: usize, (first, last): (usize, usize), name: &impl Fn(usize) -> usize) {
-        if let Some(top) = (first..=last).max_by_key(|place| (place.trailing_zeros(), std::cmp::Reverse(*place))) {
-            tree.push((from, name(top)));
-            join(tree, name(top), (first, top - 1), name);
-            join(tree, name(top), (top + 1, last), name);
-        }
-    }
-    let (mut even, mut odd) = (Tree::new(), Tree::new());
-    join(&mut even, order[0], (1, members), &|place| order[place]);
-    // In the second tree, devices at even positions of the first tree are at odd positions: positions are mirrored, or shifted by one if
-    // their number is odd.
-    join(&mut odd, order[0], (1, members), &|place| {
-        order[if members.is_multiple_of(2) { members + 1 - place } else { place % members + 1 }]
-    });
-    vec![even, odd]
+/// Returns the source of a commodity, followed by its destinations. Each device is followed by the next destination by number, so that trees
+/// of sources on all GPUs share links evenly.
+fn in_order(flow: &Commodity) -> Vec<usize> {
+    let (before, behind) = flow.to.split_at(flow.to.partition_point(|member| *member < flow.src));
+    [&[flow.src], behind, before].concat()
 }
 
 /// Returns the indices of the transfers that belong to no group.
@@ -379,6 +365,10 @@ fn rest_of(batch: &[Shape], groups: &[SourceGroup]) -> Vec<u32> {
 }
 
 impl Share {
+    fn new(group: usize, tree: Tree, bytes: u64) -> Share {
+        Share { group, steps: depths(&tree), tree, bytes, chunks: Vec::new(), chunk_bytes: 0, slots: 0 }
+    }
+
     /// Returns the devices that forward the data of the source without being destinations.
     fn relays(&self, flow: &Commodity) -> impl Iterator<Item = usize> {
         self.tree.iter().map(|hop| hop.1).filter(|device| !flow.to.contains(device))
@@ -401,12 +391,13 @@ impl Problem<'_> {
         self.give_chunks(&mut shares, attempt)?;
         let copies = |shares: &[Share]| shares.iter().map(|share| share.chunks.len() * share.tree.len()).sum::<usize>();
         let issued = copies(&shares) as f64 * executor::issue(self.options, self.machine.costs()) / (MOST_ISSUED * self.bound);
-        let coarser = [1.0, issued].into_iter().take(if issued > 1.0 && issued.is_finite() { 2 } else { 1 });
+        let is_coarser = attempt.trees != Candidates::Rounds && issued > 1.0 && issued.is_finite();
+        let coarser = [1.0, issued].into_iter().take(if is_coarser { 2 } else { 1 });
         for factor in coarser {
             shares.iter_mut().for_each(|share| share.chunks.clear());
             self.give_chunks(&mut shares, &Try { chunks: attempt.chunks / factor, ..*attempt })?;
             if !judge.is_too_much(copies(&shares) as u64) {
-                let program = self.lowered(&shares, attempt.lanes);
+                let program = self.lowered(&shares, attempt);
                 judge.offer_at(part, program, || Basis::Transfers(self.transfers(&shares, rest)));
             }
         }
@@ -459,8 +450,12 @@ impl Problem<'_> {
 
     /// Returns trees with the number of bytes that each distributes. Chunks are assigned later by [`Problem::give_chunks`]. Returns `None`
     /// if a group has no tree or the solver fails.
-    fn shares(&self, Try { trees, least_share, .. }: &Try, priced: &[Vec<Tree>]) -> Option<Vec<Share>> {
+    fn shares(&self, attempt: &Try, priced: &[Vec<Tree>]) -> Option<Vec<Share>> {
         let Problem { machine, groups, network, flows, busy, .. } = self;
+        let Try { trees, least_share, .. } = attempt;
+        if *trees == Candidates::Rounds {
+            return self.blocks(attempt);
+        }
         let resources = machine.resources().len();
         let mut found = if *trees == Candidates::Priced { priced.to_vec() } else { vec![Vec::new(); flows.len()] };
         for (flow, found) in flows.iter().zip(&mut found) {
@@ -471,22 +466,14 @@ impl Problem<'_> {
                 std::iter::once((flow.src, *hub)).chain(others).collect()
             };
             let star: Tree = flow.to.iter().map(|member| (flow.src, *member)).collect();
-            // Each device forwards to the next member by number, so that chains of sources on all GPUs share links evenly.
-            let (before, behind) = flow.to.split_at(flow.to.partition_point(|member| *member < flow.src));
-            let order = [&[flow.src], behind, before].concat();
-            let chain: Tree = order.windows(2).map(|hop| (hop[0], hop[1])).collect();
             let fixed: Vec<Tree> = match trees {
-                Candidates::Chain => vec![chain],
-                Candidates::Pair => pair_of_trees(&order),
+                Candidates::Chain => vec![in_order(flow).windows(2).map(|hop| (hop[0], hop[1])).collect()],
                 _ => flow.to.iter().map(hub).chain([star]).collect(),
             };
             for tree in fixed {
                 if tree.iter().all(|(from, to)| network.joins(*from, *to)) && !found.contains(&tree) {
                     found.push(tree);
                 }
-            }
-            if *trees == Candidates::Pair && found.len() < 2 {
-                return None;
             }
             // No copy engine copies between host memories.
             let is_host = |device: usize| network.devices[device].is_host();
@@ -560,11 +547,49 @@ impl Problem<'_> {
                 let bytes = if at + 1 == count { left } else { share };
                 left -= bytes;
                 if bytes > 0 {
-                    result.push(Share { group: number, tree, bytes, chunks: Vec::new(), chunk_bytes: 0, slots: 0 });
+                    result.push(Share::new(number, tree, bytes));
                 }
             }
         }
         Some(result)
+    }
+
+    /// Returns the number of blocks with which the broadcast of `bytes` in rounds takes the shortest time by the model. All rounds together
+    /// take `(count + later) * (bytes * slowest / count + chunk_via_gpu)`, where `later` is the number of rounds after the source has sent
+    /// its last block. Issuing all copies takes `count * issue`. The smallest maximum of the two times is at their crossing, or at the
+    /// smallest time of the rounds.
+    fn block_count(&self, flow: &Commodity, bytes: u64) -> f64 {
+        let costs = self.machine.costs();
+        let later = f64::from((flow.to.len() + 1).next_power_of_two().ilog2()) - 1.0;
+        let slowest = self.network.work_of(flow, (flow.src, flow.to[0])).iter().map(|work| work.1).fold(0.0, f64::max);
+        let (link_time, issue) = (bytes as f64 * slowest, executor::issue(self.options, costs) * flow.to.len() as f64);
+        let by_rounds = (later * link_time / costs.chunk_via_gpu).sqrt();
+        // count² * further = count * linear + later * link_time
+        let (further, linear) = (issue - costs.chunk_via_gpu, link_time + later * costs.chunk_via_gpu);
+        let by_issue = (linear + (linear * linear + 4.0 * further * later * link_time).sqrt()) / (2.0 * further);
+        if further > 0.0 { by_rounds.min(by_issue) } else { by_rounds }
+    }
+
+    /// Returns the trees of [`Candidates::Rounds`]. The number of blocks is [`Problem::block_count`] multiplied by [`Try::chunks`], unless
+    /// the options set it. Returns `None` if a direct copy between two members does not exist.
+    fn blocks(&self, attempt: &Try) -> Option<Vec<Share>> {
+        let Problem { options, groups, network, flows, .. } = self;
+        let mut shares = Vec::new();
+        for (number, (group, flow)) in groups.iter().zip(flows).enumerate() {
+            let (order, bytes) = (in_order(flow), group.bytes());
+            let count = self.block_count(flow, bytes) * attempt.chunks;
+            let block = options.chunk(DeviceId::gpu(0), bytes).unwrap_or(bytes.div_ceil(count.round().max(1.0) as u64));
+            let block = block.max(bytes.div_ceil(MOST_BLOCKS)).next_multiple_of(GRAIN);
+            let count = bytes.div_ceil(block);
+            for (at, BlockTree { mut tree, rounds }) in (0..).zip(broadcast(order.len(), count as usize)) {
+                tree.iter_mut().for_each(|(from, to)| (*from, *to) = (order[*from], order[*to]));
+                if tree.iter().any(|(from, to)| !network.joins(*from, *to)) {
+                    return None;
+                }
+                shares.push(Share { steps: rounds, ..Share::new(number, tree, block.min(bytes - at * block)) });
+            }
+        }
+        Some(shares)
     }
 
     /// Cuts the data of each tree into chunks that fit its staging rings and those of the other transfers. Returns `None` if the staging
@@ -618,13 +643,13 @@ impl Problem<'_> {
 
     /// Returns the chunk size of a tree, in bytes. The number of chunks is the square root of (time of the copies before the last / time of
     /// a synchronisation), times [`Try::chunks`], unless the options set it. The data is one chunk if no device forwards it and there is
-    /// one lane (internal stream) between two devices, or if `is_alone`. `is_alone` is true if the tree is a single copy and no other tree
+    /// one lane (internal stream) between two devices, if the tree distributes one block, or if `is_alone`. `is_alone` is true if the tree is a single copy and no other tree
     /// copies between its two devices.
     fn chunk_bytes(&self, share: &Share, by: &Try, is_alone: bool) -> u64 {
         let Problem { machine, options, network, flows, .. } = self;
         let (Share { tree, bytes, .. }, flow) = (share, &flows[share.group]);
         let hops = depth(tree).saturating_sub(1).max(by.lanes as u32 - 1);
-        if hops == 0 || is_alone {
+        if hops == 0 || is_alone || by.trees == Candidates::Rounds {
             return *bytes;
         }
         let slowest = tree.iter().flat_map(|hop| network.work_of(flow, *hop)).map(|work| work.1).fold(0.0, f64::max);
@@ -640,7 +665,7 @@ impl Problem<'_> {
     }
 
     /// Returns the program of the batch: that of the other transfers, followed by the chunks of all trees, which run concurrently.
-    fn lowered(&self, shares: &[Share], most_lanes: usize) -> Program {
+    fn lowered(&self, shares: &[Share], attempt: &Try) -> Program {
         let Problem { batch, groups, network, flows, rest, .. } = self;
         let mut program = rest.clone();
         program.transfers = batch.iter().map(|shape| shape.bytes).collect();
@@ -649,11 +674,10 @@ impl Problem<'_> {
         // together. A lane runs in order, so a chunk that arrives late must not come before one that has arrived.
         let mut order: Vec<(f64, usize, usize, usize)> = Vec::new();
         for (at, share) in shares.iter().enumerate() {
-            let (chunks, depths) = (share.chunks.len(), depths(&share.tree));
+            let chunks = share.chunks.len();
             for chunk in 0..chunks {
-                order.extend(
-                    depths.iter().enumerate().map(|(hop, depth)| ((chunk + *depth as usize) as f64 / chunks as f64, at, chunk, hop)),
-                );
+                let begin = |step: u32| (chunk + step as usize - 1) as f64 / chunks as f64;
+                order.extend(share.steps.iter().enumerate().map(|(hop, step)| (begin(*step), at, chunk, hop)));
             }
         }
         // The sort is stable, so the copy that brings a chunk to a device comes before the copy that forwards it.
@@ -669,6 +693,8 @@ impl Problem<'_> {
         // For each tree, chunk and device: the operation that brings the chunk there, and those that read it from a staging slot.
         let mut arrived: ahash::HashMap<(usize, usize, usize), OpId> = ahash::HashMap::default();
         let mut read: ahash::HashMap<(usize, usize, usize), SmallVec<[OpId; 2]>> = ahash::HashMap::default();
+        // The last operation that brings a block to each device.
+        let mut last: ahash::HashMap<usize, OpId> = ahash::HashMap::default();
         for (_, at, chunk, hop) in order {
             let Share { group, tree, chunks, slots, .. } = &shares[at];
             let (flow, (from, to)) = (&flows[*group], tree[hop]);
@@ -684,16 +710,18 @@ impl Problem<'_> {
             let to_member = flow.to.iter().position(|member| *member == to).unwrap_or(0);
             let (from_place, to_place) =
                 (if from == flow.src { Place::Source { transfer: transfers[to_member], offset } } else { place(from) }, place(to));
-            let pair = lanes.iter().position(|lanes| lanes.pair == (from, to)).unwrap_or_else(|| {
-                lanes.push(PairLanes { pair: (from, to), own: SmallVec::new(), chunks: 0 });
+            // In rounds, a device sends one block at a time, so all its copies share a lane.
+            let pair = (from, if attempt.trees == Candidates::Rounds { from } else { to });
+            let pair = lanes.iter().position(|lanes| lanes.pair == pair).unwrap_or_else(|| {
+                lanes.push(PairLanes { pair, own: SmallVec::new(), chunks: 0 });
                 lanes.len() - 1
             });
             let PairLanes { own, chunks, .. } = &mut lanes[pair];
-            if own.len() < most_lanes {
+            if own.len() < attempt.lanes {
                 own.push(LaneId(program.lanes.len() as u32));
                 program.lanes.push(Lane::new(copying_device(network.devices[from], network.devices[to])));
             }
-            let lane = own[*chunks % most_lanes];
+            let lane = own[*chunks % attempt.lanes];
             *chunks += 1;
             let op = OpId(program.ops.len() as u32);
             let mut after: SmallVec<[OpId; 2]> = arrived.get(&(at, chunk, from)).copied().into_iter().collect();
@@ -702,6 +730,10 @@ impl Problem<'_> {
             }
             if let Place::Slot { .. } = from_place {
                 read.entry((at, chunk, from)).or_default().push(op);
+            }
+            if attempt.trees == Candidates::Rounds {
+                // Two blocks that arrive at a time would both arrive late, and with them all blocks of later rounds.
+                after.extend(last.insert(to, op).filter(|_| groups.len() == 1));
             }
             arrived.insert((at, chunk, to), op);
             let copies = smallvec![Copy { from: from_place, to: to_place, bytes }];

@@ -7,7 +7,7 @@
 //! 3.2), relays are selected manually, and each rank is a separate process.
 
 use mpgpu_core::model::simulate::{Rank, Steady, steady};
-use mpgpu_core::plan::{Engine, Options, Shape, plan};
+use mpgpu_core::plan::{Engine, Options, Passing, Shape, plan};
 use mpgpu_core::topology::MemoryKind;
 use mpgpu_core::topology::{DeviceId, LinkId, Machine, Topology, preset};
 use mpgpu_core::units::size;
@@ -136,7 +136,7 @@ fn put_row(name: &str, both_directions: bool, window: u32, bytes: u64) -> Result
         }
     }
     let shapes: Vec<_> = ways.iter().map(|&(src, dst)| shape(DeviceId::gpu(src), DeviceId::gpu(dst), bytes)).collect();
-    let options = Options { engine: Engine::Stream, ..Options::default() };
+    let options = Options { engine: Engine::Stream, passing: Passing::Off, ..Options::default() };
     let together = steady(&machine, &[plan(&machine, &shapes, &options)?.as_rank()], window)?;
     Ok(PutRow { bytes, one_path: one_path.rate(), speedup, together: one_path.seconds / together.seconds })
 }
@@ -160,7 +160,7 @@ fn ring_row(name: &str, bytes: u64, kernel: f64) -> Result<RingRow, Box<dyn Erro
         }
     }
     let shapes: Vec<_> = (0..4).map(|from| shape(DeviceId::gpu(from), DeviceId::gpu((from + 1) % 4), bytes)).collect();
-    let options = Options { engine: Engine::Stream, host_path: false, ..Options::default() };
+    let options = Options { engine: Engine::Stream, host_path: false, passing: Passing::Off, ..Options::default() };
     let together = steady(&machine, &[Rank { kernel, ..plan(&machine, &shapes, &options)?.as_rank() }], 1)?;
     Ok(RingRow { bytes, one_path: one_path.rate(), speedup, together: one_path.seconds / together.seconds })
 }
@@ -169,7 +169,7 @@ fn ring_row(name: &str, bytes: u64, kernel: f64) -> Result<RingRow, Box<dyn Erro
 fn rank(topology: &Topology, src: u32, dst: u32, bytes: u64, relays: &[u32], paths: Paths, engine: Engine) -> Result<Rank, Box<dyn Error>> {
     let open: Vec<DeviceId> = [src, dst].iter().chain(relays).map(|&gpu| DeviceId::gpu(gpu)).collect();
     let machine = Machine::new(without_other_gpus(topology, &open))?;
-    let options = Options { engine, host_path: paths.host, ..Options::default() };
+    let options = Options { engine, host_path: paths.host, passing: Passing::Off, ..Options::default() };
     let shapes = vec![shape(DeviceId::gpu(src), DeviceId::gpu(dst), bytes)];
     Ok(plan(&machine, &shapes, &options)?.as_rank())
 }
