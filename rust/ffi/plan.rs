@@ -176,12 +176,14 @@ pub unsafe extern "C" fn mp_plan_describe(
     guard(|| {
         let out = TextOut::new(text, capacity, length)?;
         let plan = PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())?;
-        let (planned, paths) = match &plan {
-            AnyPlan::Own(plan) => (plan.planned(), plan.paths()),
-            AnyPlan::Node(plan) => (plan.planned(), plan.paths()),
+        let (items, rejected) = match &plan {
+            AnyPlan::Own(plan) => {
+                let of_each = plan.planned().transfers.iter().map(|transfer| transfer.rejected.len());
+                (plan.planned().transfers.len() + plan.paths(), of_each.fold(0, usize::saturating_add))
+            }
+            AnyPlan::Node(plan) => (plan.planned().transfers.len() + plan.paths(), plan.most_rejected()),
         };
-        let rejected = planned.transfers.iter().fold(0, |sum: usize, transfer| sum.saturating_add(transfer.rejected.len()));
-        headroom(rejected.saturating_add(planned.transfers.len() + paths), DESCRIBED_BYTES).map_err(BackendError::no_headroom)?;
+        headroom(rejected.saturating_add(items), DESCRIBED_BYTES).map_err(BackendError::no_headroom)?;
         let text = match plan {
             AnyPlan::Own(plan) => describe(format, || plan.describe(), || plan.to_json())?,
             AnyPlan::Node(plan) => describe(format, || plan.describe(), || plan.to_json())?,

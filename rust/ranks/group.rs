@@ -75,8 +75,10 @@ impl NodeGroup {
         let gpus = share_out(&hellos, |uuid| device_of(context, uuid));
         // All ranks use the topology of the first rank whose topology covers all GPUs.
         let uuids: Vec<Uuid> = gpus.iter().map(|gpu| gpu.uuid).collect();
-        let known = call.all(topology_of(context, &uuids).map(|topology| topology.map(|topology| topology.to_toml())))?;
-        let Some(text) = known.into_iter().flatten().next() else {
+        let known = topology_of(context, &uuids);
+        let who = call.all(known.as_ref().map(Option::is_some).map_err(Error::clone))?.into_iter().position(|knows| knows);
+        let own = known?.filter(|_| who == Some(rank as usize));
+        let Some(text) = call.all(Ok(own.map(|topology| topology.to_toml())))?.into_iter().flatten().next() else {
             return Err(Error::NotSupported(format!(
                 "no rank knows how the {} GPUs of this node are connected: name a topology file that contains all of them \
                  (MPGPU_TOPOLOGY), run `mpgpu probe` \

@@ -1,9 +1,9 @@
 //! Implements node plans. The ranks of a node plan their transfers together once, and then execute the plan together in each communication
 //! step, without calls to each other in the time loop.
 //!
-//! A rank is usually a process that uses one GPU. All ranks create a [`NodeGroup`] together, and from it each [`NodePlan`]. Every rank
-//! computes the same plan from the same list of transfers, for a machine that contains the GPUs of all ranks, including GPUs that are not
-//! visible to some of them. [`divide`](mpgpu_core::program::ranks::divide) splits the plan into one part per rank, which contains the
+//! A rank is usually a process that uses one GPU. All ranks create a [`NodeGroup`] together, and from it each [`NodePlan`]. Rank 0 plans the
+//! transfers of all ranks, for a machine that contains the GPUs of all ranks, including GPUs that are not visible to some of them, and sends
+//! the plan to the other ranks. If the transfers move in partitions, every rank computes the same plan. [`divide`](mpgpu_core::program::ranks::divide) splits the plan into one part per rank, which contains the
 //! operations that this rank performs. Executing a part needs no call to another rank, because flags in shared memory order the parts. The
 //! crate `contexts` does not depend on this crate.
 //!
@@ -14,7 +14,8 @@
 //! | `rendezvous` | an allgather over a Unix socket, for ranks without MPI |
 //! | `transfers` | the transfers and memory windows (memory ranges) that ranks pass to a plan |
 //! | `planning` | creation of a plan, which succeeds or fails on all ranks |
-//! | `together` | the values that every rank computes identically: the plan, the parts, and the flags that order them |
+//! | `together` | the values that are identical on every rank: the plan, the parts, and the flags that order them |
+//! | `wire` | conversion of a plan to the numbers that rank 0 sends, and back |
 //! | `addresses`, `binding` | the addresses of a plan in this process, and one rank's part bound to these addresses |
 //! | `steps` | the execution of a plan on one rank |
 //! | `part` | the streams and the kernel that execute one rank's part |
@@ -49,6 +50,7 @@ mod steps;
 mod together;
 mod transfers;
 mod trials;
+mod wire;
 
 pub use exchange::{Allgather, Alone, Collective, MOST_RANKS};
 pub use group::{NodeGroup, meet_at};

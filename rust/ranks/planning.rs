@@ -1,5 +1,5 @@
-//! Creates node plans (communication plans that all ranks of a node execute together). Each rank passes its transfers, all ranks compute
-//! the same plan, and each rank binds its operations to memory.
+//! Creates node plans (communication plans that all ranks of a node execute together). Each rank passes its transfers, rank 0 plans
+//! the transfers of all ranks, and each rank binds its operations of this plan to memory.
 
 use super::addresses::Held;
 use super::agreed::{Spans, StepVariants};
@@ -10,12 +10,12 @@ use super::lateness::Lateness;
 use super::partitioning::{Agent, Partitioning};
 use super::progress::Progress;
 use super::steps::NodePlan;
-use super::together::Together;
+use super::together::{PlanFailure, Together};
 use super::transfers::{NodeTransfer, RankRequest, ToldWindow, Window, check_own};
 use crate::backend::{BackendError, MemoryKind, REGISTERED_PIECE};
 use crate::contexts::{Error, PlanOptions, Verify};
 use crate::headroom::headroom;
-use crate::plan::{Options, PlanError, Relays};
+use crate::plan::{Options, Relays};
 use crate::topology::DeviceId;
 use crate::tune::PartitionTuning;
 use crate::units::size;
@@ -63,12 +63,12 @@ impl NodeGroup {
         let mine = resolved.and_then(|options| self.request(own, &options).map(|request| (request, options)));
         let options = mine.as_ref().map(|(_, options)| *options).map_err(Error::clone);
         let requests = call.all(mine.map(|(request, _)| request))?;
-        // From here on all ranks compute the same results and fail in the same way, so they all assign the same number.
+        // All ranks have the same requests here, so they all assign the same number.
         let number = self.plans.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut variants = match Together::variants(self, &requests, partitioning, &options?, self.adapts(own.options)) {
-            // A lack of memory may concern one rank only, so this rank reports it to the others.
-            Err(error @ Error::Plan(PlanError::OutOfMemory { .. })) => return Err(NodeGroup::fail_bind(call, error)),
-            variants => variants?,
+        let mut variants = match Together::variants(self, call, &requests, partitioning, &options?, self.adapts(own.options)) {
+            Ok(variants) => variants,
+            Err(PlanFailure::OnThisRank(error)) => return Err(NodeGroup::fail_bind(call, error)),
+            Err(PlanFailure::OnAllRanks(error)) => return Err(error),
         };
         let (mut held, progress) = (Held::default(), Arc::new(Progress::new(number)));
         let mut bound: Vec<BoundRank> = Vec::new();

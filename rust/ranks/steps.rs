@@ -9,7 +9,7 @@ use super::order::{Misorder, PlanPlaces};
 use super::part::BoundPart;
 use super::partitioned::{PartitionWords, Trigger};
 use super::progress::Progress;
-use super::together::Together;
+use super::together::{RankWork, Together};
 use crate::adapt::variant_name;
 use crate::backend::{Abandoned, Backend, BackendError, Completion, Moment, Report, StreamHandle, no_completion};
 use crate::contexts::choosing::{Known, Moments};
@@ -128,6 +128,7 @@ impl NodePlan {
         let (words, places) = bound.first_mut().map_or((None, None), |first| (first.words.take(), first.places.take()));
         let used = Used::of_all(bound.iter_mut().map(|one| std::mem::take(&mut one.used)));
         let all = bound.into_iter().map(|one| one.part).collect();
+        variants.iter_mut().for_each(|together| together.keep_own(node.rank()));
         let together = variants.remove(0);
         let (flags, of, told) = (held.flags.clone(), Arc::downgrade(node), Arc::downgrade(&progress));
         progress.fate.on_abandon(move |steps| {
@@ -298,7 +299,8 @@ impl NodePlan {
         Ok(finished?)
     }
 
-    /// Returns the planned paths and copies of the transfers of all ranks.
+    /// Returns the planned paths and copies of the transfers of all ranks. The plan of several ranks has no rejected paths;
+    /// [`NodePlan::describe`] computes them again.
     pub fn planned(&self) -> &plan::Plan {
         &self.together.plan
     }
@@ -319,27 +321,23 @@ impl NodePlan {
         by_device.into_values().max().unwrap_or(0)
     }
 
-    /// Returns a human-readable description of the plan, which lists the transfers and the work of each rank.
+    /// Returns a human-readable description of the plan, which lists the transfers and the work of each rank. The description of a plan of
+    /// several ranks plans the transfers again, to list the rejected paths.
     pub fn describe(&self) -> String {
-        let mut text = self.together.plan.describe(&self.node.machine);
+        let mut text = self.together.explained(&self.node.machine).describe(&self.node.machine);
         text += self.node.context.backend().nature();
         // Writing to a String cannot fail.
         let _ = writeln!(text, "node plan {}; ranks: {} (this is {})", self.progress.plan, self.node.ranks(), self.node.rank());
-        for (rank, part) in self.together.parts.parts.iter().enumerate() {
-            let bytes: u64 = part.steps.iter().flat_map(|step| &step.copies).map(|copy| copy.bytes).sum();
+        for (rank, RankWork { operations, lanes, bytes, sets, waits }) in self.together.work.iter().enumerate() {
             let gpus: Vec<String> = (0..)
                 .zip(&self.node.gpus)
                 .filter(|(_, gpu)| gpu.owner as usize == rank)
                 .map(|(number, _): (u32, _)| format!("gpu{number}"))
                 .collect();
-            let [taken, raised] =
-                [part.ends.len() + count(part, |step| step.takes.len()), part.begins.len() + count(part, |step| step.raises.len())];
             let _ = writeln!(
                 text,
-                "  rank {rank} ({}): {} operations on {} lanes (internal streams), {bytes} bytes; sets {raised} flags, waits for {taken}",
-                gpus.join(", "),
-                part.steps.len(),
-                part.lanes.len()
+                "  rank {rank} ({}): {operations} operations on {lanes} lanes (internal streams), {bytes} bytes; sets {sets} flags, waits for {waits}",
+                gpus.join(", ")
             );
         }
         let blocks = lock(&self.parts).all.first().and_then(BoundPart::kernel_blocks);
@@ -375,17 +373,10 @@ impl NodePlan {
 
     /// Returns the description of the plan as JSON.
     pub fn to_json(&self) -> serde_json::Value {
-        let mut value = self.together.plan.to_json(&self.node.machine);
-        let ranks: Vec<serde_json::Value> = self
-            .together
-            .parts
-            .parts
-            .iter()
-            .map(|part| {
-                let bytes: u64 = part.steps.iter().flat_map(|step| &step.copies).map(|copy| copy.bytes).sum();
-                serde_json::json!({ "operations": part.steps.len(), "lanes": part.lanes.len(), "bytes": bytes })
-            })
-            .collect();
+        let mut value = self.together.explained(&self.node.machine).to_json(&self.node.machine);
+        let work = self.together.work.iter();
+        let ranks: Vec<serde_json::Value> =
+            work.map(|of| serde_json::json!({ "operations": of.operations, "lanes": of.lanes, "bytes": of.bytes })).collect();
         if let Some(object) = value.as_object_mut() {
             object.insert("ranks".into(), ranks.into());
             let holds = self.holds().into_iter().map(|(device, bytes)| (device.to_string(), serde_json::Value::from(bytes)));
@@ -429,6 +420,13 @@ impl NodePlan {
     /// Returns the total number of paths of all transfers of the plan.
     pub fn paths(&self) -> usize {
         self.together.plan.transfers.iter().map(|t| t.paths.len()).sum()
+    }
+
+    /// Returns a number that is not less than the number of rejected paths that [`NodePlan::describe`] lists.
+    pub fn most_rejected(&self) -> usize {
+        let devices = self.node.machine.devices().count();
+        // Each transfer has one path over each device, and the direct path.
+        self.together.plan.transfers.len().saturating_mul(devices + 1)
     }
 
     /// Returns the group of ranks on which the plan was created.
@@ -479,10 +477,6 @@ impl NodePlan {
     pub(super) fn shape(&self) -> &str {
         self.together.partitioned.as_ref().map_or("", |partitioned| &partitioned.shape)
     }
-}
-
-fn count(part: &crate::program::ranks::Part, of: impl Fn(&crate::program::ranks::PartStep) -> usize) -> usize {
-    part.steps.iter().map(of).sum()
 }
 
 impl Drop for NodePlan {

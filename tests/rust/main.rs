@@ -27,6 +27,7 @@ mod messages;
 mod node;
 mod node_kills;
 mod node_losses;
+mod node_planning;
 mod node_plans;
 mod nvtx;
 mod partitions;

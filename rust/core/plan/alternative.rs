@@ -143,7 +143,8 @@ struct LeftOut {
 impl LeftOut {
     /// Returns the list of unused paths of the next transfer, which uses the paths `used`.
     fn of(&mut self, selection: &mut Selection<'_>, transfer: u32, used: SmallVec<[usize; 8]>) -> Rejections {
-        let Some(demand) = selection.demand_of[transfer as usize].map(|demand| demand as usize) else { return self.none.clone() };
+        let demand = selection.demand_of[transfer as usize].map(|demand| demand as usize);
+        let Some(demand) = demand.filter(|_| selection.options.rejected) else { return self.none.clone() };
         if let Some(Some((_, list))) = self.last.get(demand).filter(|last| last.as_ref().is_some_and(|last| last.0 == used)) {
             return list.clone();
         }

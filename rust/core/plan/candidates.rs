@@ -82,7 +82,8 @@ pub(super) fn candidates(
     let direct = machine.route(src, dst).map(|route| PathModel::new(machine, &[route]));
     match &direct {
         Some(model) => found.push(Candidate { demand, via: None, model: model.clone() }),
-        None => rejected.push(Rejection { via: None, reason: Reason::NoRoute }),
+        None if options.rejected => rejected.push(Rejection { via: None, reason: Reason::NoRoute }),
+        None => (),
     }
     // For copies inside one device or between two host memories, the links of other GPUs do not help.
     if src == dst || (src.is_host() && dst.is_host()) {
@@ -92,7 +93,11 @@ pub(super) fn candidates(
     let gpus = (0..machine.gpu_count()).map(DeviceId::gpu);
     let hosts = (0..machine.host_count()).map(DeviceId::host).filter(|_| between_gpus);
     for via in gpus.chain(hosts).filter(|&via| via != src && via != dst) {
-        let mut reject = |reason| rejected.push(Rejection { via: Some(via), reason });
+        let mut reject = |reason| {
+            if options.rejected {
+                rejected.push(Rejection { via: Some(via), reason });
+            }
+        };
         let (Some(first), Some(second)) = (machine.route(src, via), machine.route(via, dst)) else {
             reject(Reason::NoRoute);
             continue;

@@ -37,6 +37,8 @@ pub struct Options {
     pub passing: Passing,
     /// Measured corrections of the division of data; `None` if no tuning file is active.
     pub tuned: Option<Tuned>,
+    /// True if the plan lists the rejected paths of each transfer. They are most of the memory of a plan for many GPUs.
+    pub rejected: bool,
 }
 
 /// Mechanism by which devices forward data that they have received.
@@ -141,6 +143,7 @@ impl Default for Options {
             threads: 0,
             passing: Passing::default(),
             tuned: None,
+            rejected: true,
         }
     }
 }

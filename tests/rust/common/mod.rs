@@ -165,6 +165,7 @@ pub fn options(random: &mut Random) -> Options {
             relay_share: 50 + random.below(19_951) as u16,
             several: random.chance(50),
         }),
+        rejected: true,
     }
 }
 
