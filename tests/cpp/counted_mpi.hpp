@@ -60,7 +60,7 @@ MPGPU_COUNTED(Testsome, (int count, MPI_Request *requests, int *done, int *which
               (count, requests, done, which, statuses))
 MPGPU_COUNTED(Request_get_status, (MPI_Request request, int *done, MPI_Status *status), (request, done, status))
 MPGPU_COUNTED(Cancel, (MPI_Request * request), (request))
-MPGPU_COUNTED(Wait, (MPI_Request * request, MPI_Status *status), (request, status))
+MPGPU_COUNTED(Test, (MPI_Request * request, int *done, MPI_Status *status), (request, done, status))
 MPGPU_COUNTED(Request_free, (MPI_Request * request), (request))
 
 #undef MPGPU_COUNTED

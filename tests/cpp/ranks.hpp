@@ -104,7 +104,8 @@ template <class Run> int run_together(int argc, char **argv, const char *right, 
 /// SIGTERM until they have finished their checks. `run` ends the process.
 template <class Run> int run_surviving(int argc, char **argv, const Run &run) {
     std::signal(SIGTERM, SIG_IGN);
-    MPI_Init(&argc, &argv);
+    int provided = MPI_THREAD_SINGLE;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
     try {
         run();

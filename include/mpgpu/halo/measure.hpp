@@ -141,6 +141,10 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
         return invalid("how", "options::pushed with direct_pieces=" + std::to_string(*how.direct_pieces) +
                                   ": pushed messages are all packed; set only one of the two");
     }
+    if (how.time_limit && how.time_limit->count() <= 0) {
+        return invalid("how", "options::time_limit=" + std::to_string(how.time_limit->count()) +
+                                  " ns: must be more than 0; without a limit, leave it empty");
+    }
     return std::nullopt;
 }
 

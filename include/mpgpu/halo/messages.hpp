@@ -15,6 +15,7 @@
 #endif
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <csignal>
 #include <cstddef>
@@ -83,6 +84,54 @@ struct message_part {
     return parts;
 }
 
+/// Clock of the time during which an exchange waits for other ranks.
+///
+/// The time between two polls counts only up to a sixteenth of the limit. A program that does not poll for a long time
+/// therefore does not exceed the limit before MPI has had time to receive messages.
+class wait_clock {
+  public:
+    using duration = std::chrono::nanoseconds;
+
+    void restart() noexcept {
+        waited_ = {};
+        polled_ = std::chrono::steady_clock::now();
+    }
+
+    /// Returns true if the time since `restart` is at least `limit`. Called once per poll.
+    [[nodiscard]] bool has_reached(duration limit) noexcept {
+        constexpr int least_polls = 16;
+        const auto now = std::chrono::steady_clock::now();
+        const duration passed = now - std::exchange(polled_, now);
+        waited_ += std::min(passed, limit / least_polls + duration(1));
+        return waited_ >= limit;
+    }
+
+  private:
+    duration waited_{};
+    std::chrono::steady_clock::time_point polled_;
+};
+
+/// Returns a duration as text in the largest unit that divides it: "60 s", "1500 ms" or "1 ns".
+[[nodiscard]] inline std::string text_of_time(std::chrono::nanoseconds time) {
+    constexpr std::int64_t second = 1'000'000'000;
+    constexpr std::int64_t millisecond = 1'000'000;
+    const std::int64_t count = time.count();
+    return count % second == 0        ? std::to_string(count / second) + " s"
+           : count % millisecond == 0 ? std::to_string(count / millisecond) + " ms"
+                                      : std::to_string(count) + " ns";
+}
+
+/// Returns a list of ranks as text: "rank 3", or "ranks 3, 5".
+[[nodiscard]] inline std::string text_of_ranks(std::vector<int> ranks) {
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    std::string text = ranks.size() == 1 ? "rank" : "ranks";
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+        text += (i == 0 ? " " : ", ") + std::to_string(ranks[i]);
+    }
+    return text;
+}
+
 /// Persistent MPI requests for all messages to and from ranks on other nodes. They are created once, on their own
 /// communicator.
 class mpi_requests : public off_node {
@@ -94,13 +143,22 @@ class mpi_requests : public off_node {
     ~mpi_requests() override {
         int finalised = 0;
         if (MPI_Finalized(&finalised) == MPI_SUCCESS && finalised == 0) {
-            for (MPI_Request &request : requests_) {
-                int done = 0; // 1 if the request has ended or is not active
-                if (MPI_Request_get_status(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done == 0) {
-                    static_cast<void>(MPI_Cancel(&request)); // happens if the plan is destroyed during an exchange
-                    static_cast<void>(MPI_Wait(&request, MPI_STATUS_IGNORE));
+            bool sends = false;
+            bool receives = false;
+            for (std::size_t i = 0; i < requests_.size(); ++i) {
+                if (has_ended(requests_[i])) {
+                    static_cast<void>(MPI_Request_free(&requests_[i]));
+                } else {
+                    (i < received_.size() ? receives : sends) = true;
                 }
-                static_cast<void>(MPI_Request_free(&request));
+            }
+            // Memory of requests that have not ended is left to MPI, which may access it if the other rank makes
+            // progress later. Waiting for the requests would block forever if the other rank has exited. The context
+            // frees the memory.
+            for (const auto &[is_left, given] : {std::pair(sends, &given_out_), std::pair(receives, &given_in_)}) {
+                if (is_left) {
+                    static_cast<void>(std::make_unique<std::shared_ptr<memory>>(*given).release());
+                }
             }
         }
         if (!may_free_) {
@@ -108,7 +166,7 @@ class mpi_requests : public off_node {
         }
     }
 
-    void close() noexcept override { may_free_ = true; }
+    void close() noexcept override { may_free_ = !failed_; }
 
   protected:
     /// Description of one MPI send or receive. The data are in the rank's outbox or inbox (buffers of packed messages),
@@ -116,7 +174,8 @@ class mpi_requests : public off_node {
     struct message {
         const rank_pair *of; ///< sending and receiving rank; valid only in constructors
         message_part part;
-        int tag; ///< MPI tag; identifies the part, because parts are sent in any order
+        int peer; ///< other rank
+        int tag;  ///< MPI tag; identifies the part, because parts are sent in any order
         std::byte *box;
         std::byte *given;
     };
@@ -125,7 +184,9 @@ class mpi_requests : public off_node {
     /// If `element_bytes` is not empty, large messages are sent in several parts. Collective over the ranks of the
     /// node's communicator.
     mpi_requests(const context &ctx, const mpi::node &node, const schedule &all, int rank, device where,
-                 const std::vector<std::size_t> &element_bytes, memory &outbox, memory &inbox, const options &how) {
+                 const std::vector<std::size_t> &element_bytes, const std::shared_ptr<memory> &outbox,
+                 const std::shared_ptr<memory> &inbox, const options &how)
+        : time_limit_(how.time_limit), given_out_(outbox), given_in_(inbox) {
         mpi::detail::check(MPI_Comm_dup(node.everyone(), messages_.address()), "MPI_Comm_dup");
         if (how.persistent != persistent_form::none) {
             // This call is collective, so it precedes everything that can fail on one rank. The number includes ranks
@@ -135,9 +196,10 @@ class mpi_requests : public off_node {
         const bool staged = how.between_nodes == mpi_memory::staged || (how.between_nodes == mpi_memory::automatic &&
                                                                         ctx.backend() != backend::host && !gpu_aware());
         if (staged) {
-            staging_out_ = memory(ctx, device::host(), outbox.size());
-            staging_in_ = memory(ctx, device::host(), inbox.size());
+            given_out_ = std::make_shared<memory>(ctx, device::host(), outbox->size());
+            given_in_ = std::make_shared<memory>(ctx, device::host(), inbox->size());
         }
+        end_ = memory(ctx, device::host(), 1);
         MPI_Datatype unit = MPI_DATATYPE_NULL; // MPI counts are ints, and messages may be larger than 2 GiB
         mpi::detail::check(MPI_Type_contiguous(static_cast<int>(piece_alignment), MPI_BYTE, &unit),
                            "MPI_Type_contiguous");
@@ -148,12 +210,12 @@ class mpi_requests : public off_node {
                 if (p.on_node || p.bytes == 0 || (receives ? p.to : p.from) != rank) {
                     continue;
                 }
-                std::byte *const box = (receives ? inbox : outbox).data();
-                std::byte *const staging = (receives ? staging_in_ : staging_out_).data();
+                std::byte *const box = (receives ? inbox : outbox)->data();
+                std::byte *const given = (receives ? given_in_ : given_out_)->data();
                 int tag = 0;
                 for (const message_part &part : parts_of(p, element_bytes)) {
                     const std::uint64_t offset = (receives ? p.inbox_offset : p.outbox_offset) + part.offset;
-                    made.push_back({&p, part, tag++, box + offset, (staged ? staging : box) + offset});
+                    made.push_back({&p, part, receives ? p.from : p.to, tag++, box + offset, given + offset});
                 }
             }
             // Short messages are packed first, so that MPI can start early.
@@ -169,6 +231,14 @@ class mpi_requests : public off_node {
     [[nodiscard]] MPI_Request *receives() noexcept { return requests_.data(); }
     [[nodiscard]] MPI_Request *sends() noexcept { return requests_.data() + received_.size(); }
     [[nodiscard]] int count() const noexcept { return static_cast<int>(requests_.size()); }
+
+    /// Throws if an earlier exchange has failed, because its MPI requests may still be active.
+    void check_usable() const {
+        if (failed_) {
+            fail(refusal(status::rank_failed, "stream",
+                         "an earlier exchange with ranks on other nodes has failed; create a new plan"));
+        }
+    }
 
     /// Begins another exchange.
     void begin() {
@@ -198,10 +268,63 @@ class mpi_requests : public off_node {
         }
     }
 
+    /// Begins to count the time of the exchange. Called when this rank has reached the exchange: when it starts its
+    /// receives.
+    void count_time() noexcept {
+        if (time_limit_) {
+            clock_.restart();
+        }
+    }
+
+    /// Throws `timeout` if the exchange has not ended within `options::time_limit`. The error names the ranks that this
+    /// rank waits for.
+    void check_time() {
+        if (!time_limit_ || now_.is_done() || !clock_.has_reached(*time_limit_)) {
+            return;
+        }
+        std::string why;
+        const auto add = [&why](const std::string &text) { why += (why.empty() ? "" : "; ") + text; };
+        for (const bool receives : {true, false}) {
+            const std::vector<message> &messages = receives ? received_ : sent_;
+            std::vector<int> ranks;
+            for (std::size_t i = 0; i < messages.size(); ++i) {
+                if (!is_inactive(requests_[receives ? i : received_.size() + i])) {
+                    ranks.push_back(messages[i].peer);
+                }
+            }
+            if (!ranks.empty()) {
+                add((receives ? "messages have not arrived from " : "messages were not accepted by ") +
+                    text_of_ranks(std::move(ranks)));
+            }
+        }
+        if (now_.packed < now_.to_send) {
+            add("this rank has packed " + std::to_string(now_.packed) + " of " + std::to_string(now_.to_send) +
+                " messages");
+        }
+        fail(refusal(status::timeout, "time_limit",
+                     "the halo exchange has not ended within options::time_limit, " + text_of_time(*time_limit_) +
+                         ": " + why + "; destroy the plan"));
+    }
+
+    /// Calls `step()`. If it throws, later exchanges are refused.
+    template <class Step> void or_fail(const Step &step) {
+#if MPGPU_EXCEPTIONS
+        try {
+            step();
+        } catch (...) {
+            failed_ = true;
+            throw;
+        }
+#else
+        step();                       // without exceptions, a failure ends the process
+#endif
+    }
+
     std::vector<message> received_; ///< messages to receive, in the order of the requests
     std::vector<message> sent_;
     exchange_progress now_;
-    int sharing_ = 1; ///< number of ranks that use this rank's device; set for persistent kernels
+    bool failed_ = false; ///< true if an exchange has failed, so that its messages may still be in flight
+    int sharing_ = 1;     ///< number of ranks that use this rank's device; set for persistent kernels
 
   private:
     void add(bool receives, const message &m, MPI_Datatype unit) {
@@ -213,17 +336,37 @@ class mpi_requests : public off_node {
         }
         const auto number = static_cast<int>(units);
         MPI_Request &made = requests_.emplace_back(MPI_REQUEST_NULL);
-        mpi::detail::check(receives ? MPI_Recv_init(m.given, number, unit, m.of->from, m.tag, messages_.get(), &made)
-                                    : MPI_Send_init(m.given, number, unit, m.of->to, m.tag, messages_.get(), &made),
+        mpi::detail::check(receives ? MPI_Recv_init(m.given, number, unit, m.peer, m.tag, messages_.get(), &made)
+                                    : MPI_Send_init(m.given, number, unit, m.peer, m.tag, messages_.get(), &made),
                            receives ? "MPI_Recv_init" : "MPI_Send_init");
     }
 
+    /// Returns true if a request has ended or is not active.
+    [[nodiscard]] static bool is_inactive(MPI_Request request) noexcept {
+        int done = 0;
+        return MPI_Request_get_status(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done != 0;
+    }
+
+    /// Returns true if a request has ended, is not active or could be cancelled. Never blocks. MPI cancels a receive to
+    /// which no message was assigned. Open MPI does not cancel sends.
+    [[nodiscard]] static bool has_ended(MPI_Request &request) noexcept {
+        if (is_inactive(request)) {
+            return true;
+        }
+        int done = 0;
+        static_cast<void>(MPI_Cancel(&request));
+        return MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done != 0;
+    }
+
+    std::optional<wait_clock::duration> time_limit_;
+    wait_clock clock_;
     mpi::detail::communicator messages_; ///< separate communicator, so that other messages do not match
     /// False while messages of an exchange may still arrive. The communicator is then not freed, because MPI could
     /// deliver such a message to a later communicator with the same context id.
     bool may_free_ = true;
-    memory staging_out_;
-    memory staging_in_;
+    std::shared_ptr<memory> given_out_; ///< memory that is passed to MPI: the buffers of packed messages, or staging
+    std::shared_ptr<memory> given_in_;
+    memory end_; ///< one byte; freeing it waits for all work of the context, also if the memory above is left to MPI
     std::vector<MPI_Request> requests_; ///< requests of the receives, then of the sends
     std::vector<int> completed_;        ///< output of MPI_Testsome: indices of completed requests
 };
@@ -232,15 +375,15 @@ class mpi_requests : public off_node {
 /// MPI has received them.
 class mpi_messages final : public mpi_requests {
   public:
-    mpi_messages(const context &ctx, const mpi::node &node, const schedule &all, int rank, memory &outbox,
-                 memory &inbox, const options &how)
-        : mpi_requests(ctx, node, all, rank, outbox.location(), {}, outbox, inbox, how), nothing_(ctx, {}) {
+    mpi_messages(const context &ctx, const mpi::node &node, const schedule &all, int rank,
+                 const std::shared_ptr<memory> &outbox, const std::shared_ptr<memory> &inbox, const options &how)
+        : mpi_requests(ctx, node, all, rank, outbox->location(), {}, outbox, inbox, how), nothing_(ctx, {}) {
         const auto copies = [&](std::optional<mpgpu::plan> &made, const std::vector<message> &messages, bool down) {
             std::vector<transfer> transfers;
             for (const message &m : messages) {
                 if (m.given != m.box) {
                     const auto bytes = static_cast<std::size_t>(m.part.bytes);
-                    const device_span<std::byte> box({m.box, bytes}, outbox.location());
+                    const device_span<std::byte> box({m.box, bytes}, outbox->location());
                     const device_span<std::byte> staging({m.given, bytes}, device::host());
                     transfers.push_back(down ? make_transfer(staging, box) : make_transfer(box, staging));
                 }
@@ -253,22 +396,29 @@ class mpi_messages final : public mpi_requests {
         copies(up_, received_, false);
     }
 
-    void packed(stream_view order) override { packed_ = (down_ ? *down_ : nothing_).execute(order); }
+    void packed(stream_view order) override {
+        check_usable();
+        packed_ = (down_ ? *down_ : nothing_).execute(order);
+    }
 
     void start() override { begin(); }
 
     exchange_progress progress() override {
-        // The messages of the previous exchange are then unpacked too, because the unpacking is earlier in the same
-        // stream.
-        if (packed_ && packed_.test()) {
-            if (count() > 0) { // a rank may have no neighbour on another node, and MPI refuses an empty list
-                mpi::detail::check(MPI_Startall(count(), receives()), "MPI_Startall");
+        or_fail([this] {
+            // The messages of the previous exchange are then unpacked too, because the unpacking is earlier in the same
+            // stream.
+            if (packed_ && packed_.test()) {
+                if (count() > 0) { // a rank may have no neighbour on another node, and MPI refuses an empty list
+                    mpi::detail::check(MPI_Startall(count(), receives()), "MPI_Startall");
+                }
+                now_.packed = now_.to_send;
+                count_time();
             }
-            now_.packed = now_.to_send;
-        }
-        if (!packed_) {
-            test([](std::uint32_t) {});
-        }
+            if (!packed_) {
+                test([](std::uint32_t) {});
+                check_time();
+            }
+        });
         return now_;
     }
 
@@ -291,7 +441,8 @@ class mpi_messages final : public mpi_requests {
 class persistent_messages final : public mpi_requests {
   public:
     persistent_messages(const context &ctx, const mpi::node &node, const grid &g, const schedule &all, int rank,
-                        const rank_arrays &arrays, memory &outbox, memory &inbox, const options &how)
+                        const rank_arrays &arrays, const std::shared_ptr<memory> &outbox,
+                        const std::shared_ptr<memory> &inbox, const options &how)
         : mpi_requests(ctx, node, all, rank, arrays[0].location, element_sizes(arrays), outbox, inbox, how),
           context_(ctx.get()), side_(ctx, arrays[0].location), forked_(ctx), ended_(ctx),
           told_(ctx, arrays[0].location, 2 + sent_.size() + received_.size()) {
@@ -323,10 +474,7 @@ class persistent_messages final : public mpi_requests {
     ~persistent_messages() override { release(); } // otherwise freeing the kernel's memory would block forever
 
     void packed(stream_view order) override {
-        if (released_) {
-            fail(refusal(status::rank_failed, "stream",
-                         "an earlier exchange with ranks on other nodes has failed; create a new plan"));
-        }
+        check_usable();
         if (!alone_) { // the kernel runs beside the exchange with ranks of this node
             forked_.record(order);
             side_.wait(forked_);
@@ -355,8 +503,11 @@ class persistent_messages final : public mpi_requests {
             if (!posted_ && !told_.test(begun, exchange_)) {
                 return;
             }
-            if (!std::exchange(posted_, true) && !received_.empty()) {
-                mpi::detail::check(MPI_Startall(static_cast<int>(received_.size()), receives()), "MPI_Startall");
+            if (!std::exchange(posted_, true)) {
+                if (!received_.empty()) {
+                    mpi::detail::check(MPI_Startall(static_cast<int>(received_.size()), receives()), "MPI_Startall");
+                }
+                count_time();
             }
             for (std::size_t m = 0; now_.packed < sent_.size() && m < sent_.size(); ++m) {
                 if (!started_[m] && told_.test(packed_at(m), exchange_)) {
@@ -371,6 +522,7 @@ class persistent_messages final : public mpi_requests {
             if (now_.is_done()) {
                 told_.raise(all_sent_at(sent(), static_cast<std::uint32_t>(received_.size())), exchange_);
             }
+            check_time();
         });
         return now_;
     }
@@ -387,7 +539,6 @@ class persistent_messages final : public mpi_requests {
 
     /// Makes the kernel end, even if messages have not arrived.
     void release() noexcept {
-        released_ = true;
         for (std::size_t k = 0; k <= received_.size(); ++k) { // the last index is that of `all_sent_at`
             told_.raise(arrived_at(sent(), k), given_up);
         }
@@ -396,7 +547,7 @@ class persistent_messages final : public mpi_requests {
     template <class Step> void or_release(const Step &step) {
 #if MPGPU_EXCEPTIONS
         try {
-            step();
+            or_fail(step);
         } catch (...) {
             release();
             throw;
@@ -413,8 +564,7 @@ class persistent_messages final : public mpi_requests {
     notifications told_;
     persistent_kernel kernel_;
     stream_view runs_in_ = stream_view::default_stream();
-    bool alone_ = false; ///< true if there is no exchange with ranks of this node
-    bool released_ = false;
+    bool alone_ = false;         ///< true if there is no exchange with ranks of this node
     bool posted_ = false;        ///< true if the receives of the current exchange are posted
     std::uint64_t exchange_ = 0; ///< number of the last exchange
     std::vector<bool> started_;  ///< for each send of the current exchange: true if it is started

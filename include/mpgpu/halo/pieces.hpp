@@ -9,6 +9,7 @@
 #include <mpgpu/halo/mesh.hpp>
 #include <mpgpu/notify.cuh>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -160,6 +161,17 @@ struct options {
     persistent_copier persistent_copy;
     /// Thread that makes progress on messages to and from ranks on other nodes.
     progress_by progress = progress_by::start;
+    /// Longest time that an exchange waits for ranks on other nodes, for example `std::chrono::seconds(60)`. If it is
+    /// empty, an exchange waits without limit, even if such a rank has exited, because MPI does not report that.
+    ///
+    /// The time starts when this rank has reached the exchange: its stream has packed the messages or, with
+    /// `persistent`, has started the kernel. The exchange fails with `timeout` if its messages have not all been sent
+    /// and received within this time. The error names the ranks of the communicator that this rank waits for. The plan
+    /// can then only be destroyed. The limit includes the time by which another rank reaches the exchange later, so it
+    /// must be longer than the largest difference between ranks. Time in which the program does not poll (`start`,
+    /// `finish`, `progress`) counts only in part. Ranks may have different limits. Ranks on one node are not affected:
+    /// they detect an exited rank without a limit.
+    std::optional<std::chrono::nanoseconds> time_limit;
     /// True if messages are pushed: the kernel that packs a message writes it directly into the memory of the receiving
     /// rank and notifies that rank, so no separate copy is needed. If each rank is a process, the same kernel also
     /// unpacks arriving messages, and so performs the whole exchange.

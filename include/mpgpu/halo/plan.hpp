@@ -163,6 +163,7 @@ class plan {
     /// match or differ between ranks, the exceptions of the constructor above, and those of mpi.hpp. If a rank exits
     /// during an exchange, the streams of its neighbours continue without its cells. If such a stream is
     /// synchronised by mpgpu (`stream`, `event`, `request`), `peer_gone` is thrown. Every later `start` throws it too.
+    /// Ranks on other nodes wait without limit, unless `options::time_limit` is set.
     template <class Node, std::enable_if_t<!std::is_same_v<Node, grid>, int> = 0>
     plan(const context &ctx, const Node &node, const grid &g, const rank_arrays &arrays, const options &how = {})
         : plan(detail::processes<Node>::make(ctx, node, g, arrays, how)) {}
@@ -195,13 +196,14 @@ class plan {
     }
 
     /// Enqueues an exchange after all earlier work in `stream` and before all later work. Blocks only if there are
-    /// ranks on other nodes; see `start` and `finish`. Throws `argument_error`, `peer_gone`, `driver_error`.
+    /// ranks on other nodes; see `start` and `finish`. Throws `argument_error`, `peer_gone`, `driver_error`, and
+    /// `timeout` if ranks on other nodes exceed `options::time_limit`.
     void exchange(stream_view stream) {
         check_made();
         if (push_) {
             std::int32_t of = MP_DEVICE_HOST;
             look_at(stream, &of);
-            if (!is_captured_ && of == lanes_.front().inbox.location().id()) {
+            if (!is_captured_ && of == lanes_.front().inbox->location().id()) {
                 push(stream); // uses only this stream
                 return;
             }
@@ -269,7 +271,7 @@ class plan {
 
     /// Makes all work that is enqueued in `stream` from now on wait until the last started exchange has ended. May be
     /// called for several streams. With ranks on other nodes it blocks until their messages have arrived. Otherwise it
-    /// never blocks. Throws `argument_error`, `driver_error`.
+    /// never blocks. Throws `argument_error`, `driver_error`, `timeout`.
     void finish(stream_view stream) {
         check_made();
         complete();
@@ -318,8 +320,8 @@ class plan {
         rank_arrays arrays;
         stream order; ///< stream in which this rank packs and unpacks; the first rank's stream also orders the others
         event done;
-        memory outbox;
-        memory inbox;
+        std::shared_ptr<memory> outbox; ///< shared with `off_node_`
+        std::shared_ptr<memory> inbox;
         launch_function pack;
         launch_function unpack;
         launch_function unpack_off_node;
@@ -369,8 +371,8 @@ class plan {
             lane &to = made.lanes_[static_cast<std::size_t>(p.to)];
             detail::add_direct(transfers, p, g, from.arrays, to.arrays);
             if (p.from != p.to && p.bytes > 0) {
-                transfers.push_back(make_transfer(to.inbox.subspan(p.inbox_offset, p.bytes),
-                                                  from.outbox.subspan(p.outbox_offset, p.bytes)));
+                transfers.push_back(make_transfer(to.inbox->subspan(p.inbox_offset, p.bytes),
+                                                  from.outbox->subspan(p.outbox_offset, p.bytes)));
             }
         }
         if (!transfers.empty()) {
@@ -393,7 +395,7 @@ class plan {
         for (int rank = 0; rank < rank_count(g); ++rank) {
             made.add_lane(ctx, all, rank, arrays[static_cast<std::size_t>(rank)], false);
         }
-        const auto inbox = [&made](int rank) { return made.lanes_[static_cast<std::size_t>(rank)].inbox.data(); };
+        const auto inbox = [&made](int rank) { return made.lanes_[static_cast<std::size_t>(rank)].inbox->data(); };
         for (lane &l : made.lanes_) {
             detail::pushed_messages sent = detail::messages_of(all, at, g, l.rank, l.arrays, inbox, false);
             detail::pushed_messages received;
@@ -517,7 +519,8 @@ class plan {
         const device where = arrays[0].location;
         const auto index = static_cast<std::size_t>(rank);
         const auto make = [&](std::size_t bytes) {
-            return maps || where.is_host() ? memory::shared(ctx, where, bytes) : memory(ctx, where, bytes);
+            return std::make_shared<memory>(maps || where.is_host() ? memory::shared(ctx, where, bytes)
+                                                                    : memory(ctx, where, bytes));
         };
         lanes_.push_back({rank, arrays, stream(ctx, where), event(ctx), make(all.outbox_bytes[index]),
                           make(all.inbox_bytes[index]), launch_function(), launch_function(), launch_function()});
@@ -532,13 +535,13 @@ class plan {
             std::vector<piece> unpack_off_node;
             count_sent(all, l);
             for (const detail::rank_pair &p : all.pairs) {
-                std::byte *sent = l.outbox.data() + p.outbox_offset;
+                std::byte *sent = l.outbox->data() + p.outbox_offset;
                 const bool copied = p.on_node || how.persistent == persistent_form::none; // false if off_node_ packs
                 if (copied && p.from == l.rank) {
                     detail::add_pieces(pack, p, g, l.arrays, sent, direction::pack);
                 }
                 if (copied && p.to == l.rank) {
-                    std::byte *got = p.from == p.to ? sent : l.inbox.data() + p.inbox_offset;
+                    std::byte *got = p.from == p.to ? sent : l.inbox->data() + p.inbox_offset;
                     detail::add_pieces(p.on_node ? unpack : unpack_off_node, p, g, l.arrays, got, direction::unpack);
                 }
             }

@@ -253,8 +253,8 @@ template <> struct processes<mpi::node> {
                 windows.push_back({one.data, one.size * one.element_bytes});
             }
             plan::lane &own = made->lanes_[0];
-            windows.push_back(make_window(own.outbox));
-            windows.push_back(make_window(own.inbox));
+            windows.push_back(make_window(*own.outbox));
+            windows.push_back(make_window(*own.inbox));
             if (has_transfers(node, all)) {
                 made->transfers_.emplace(node.plan(windows, transfers, how.transfers));
             }
@@ -297,13 +297,13 @@ template <> struct processes<mpi::node> {
             made->pushed_ = true;
             made->imports_ = kept;
             made->add_lane(ctx, all, rank, arrays, true);
-            clear(ctx, made->lanes_[0].inbox, 2 * at.half[own], made->lanes_[0].order);
+            clear(ctx, *made->lanes_[0].inbox, 2 * at.half[own], made->lanes_[0].order);
             kept->gone = signal_counters(ctx, 1);
         };
         const auto connect = [&] {
             const auto inbox = [&](int to) {
                 const auto of = static_cast<std::size_t>(to);
-                return to == rank ? made->lanes_[0].inbox.data()
+                return to == rank ? made->lanes_[0].inbox->data()
                                   : mapped(kept->inboxes, to, 2 * at.half[of] + at.flag_bytes(of)).in_kernels();
             };
             pushed_messages messages = messages_of(all, at, g, rank, arrays, inbox, true);
@@ -323,7 +323,7 @@ template <> struct processes<mpi::node> {
         bool done = attempt(node, which, out, allocate);
         if (done) {
             kept->gone_there = node.exchange(kept->gone);
-            kept->inboxes = node.exchange<std::byte>({device_span<std::byte>(made->lanes_[0].inbox)}, where);
+            kept->inboxes = node.exchange<std::byte>({device_span<std::byte>(*made->lanes_[0].inbox)}, where);
             done = attempt(node, which, out, connect);
         }
         if (!done) {
