@@ -2,6 +2,10 @@
 // Tests halo exchanges between processes. Every cell of every rank's arrays is compared with an undivided mesh. Run by
 // mpirun with any number of ranks, on the host backend or on GPUs. At the first error the program ends all ranks with a
 // message. On GPUs it packs only if it is compiled by nvcc.
+//
+// Without an argument, all ranks are on one machine, and the program also treats groups of them as nodes. On several
+// machines, or on nodes that tests/cpp/nodes emulates, the argument is the number of ranks on each machine, for example
+// 2+1.
 #include "halo_part.hpp"
 #include "ranks.hpp"
 
@@ -18,6 +22,7 @@
 #include <limits>
 #include <optional>
 #include <random>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -34,6 +39,8 @@ namespace reference = halo_reference;
 constexpr int problems = 12;
 constexpr std::uint64_t few_cycles = 40;
 constexpr std::uint64_t many_cycles = 400;
+
+std::uint64_t usual_cycles = few_cycles; // fewer over a real network, or an emulated one
 
 bool shown = false; // one description, for the log
 std::string tried;  // properties of the current run, for errors
@@ -385,7 +392,7 @@ void send_what_cannot_be_shared(const mpgpu::context &ctx, const mpgpu::mpi::nod
 
 /// Makes many exchanges back to back with each persistent kernel. All neighbours of all ranks are in one mesh.
 void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
-    const std::uint64_t cycles = std::getenv("LONG_TESTS") != nullptr ? 10000 : few_cycles;
+    const std::uint64_t cycles = std::getenv("LONG_TESTS") != nullptr ? 10000 : usual_cycles;
     halo::grid g;
     g.ranks = {1, 1, node.communicator_size()};
     if (node.communicator_size() % 4 == 0) {
@@ -449,6 +456,69 @@ void refuse_to_push(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
 
 /// Tests a mesh of slabs with every form of the exchange and every kind of progress. Slabs in the middle of a node have
 /// no neighbour on another node.
+void run_slabs(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
+    const int ranks = node.communicator_size();
+    halo::grid g;
+    g.cells = {5, 6, 3 * std::int64_t{ranks} + 1};
+    g.ranks = {1, 1, ranks};
+    g.ghost = {1, 1, 2};
+    for (const bool periodic : {false, true}) {
+        g.periodic = {true, false, periodic};
+        for (const auto kernel :
+             {halo::persistent_form::none, halo::persistent_form::block_each, halo::persistent_form::all_blocks}) {
+            for (const auto progress :
+                 {halo::progress_by::start, halo::progress_by::caller, halo::progress_by::thread}) {
+                halo::options how = halo_test::options_for(ctx);
+                how.persistent = kernel;
+                how.progress = progress;
+                how.direct_pieces = 0;
+                how.time_limit = std::chrono::minutes(10); // never reached; must have no effect
+                tried = "slabs";
+                run_cycles(ctx, node, g, {8, 4}, how, usual_cycles, !periodic);
+            }
+        }
+    }
+}
+
+/// Tests exchanges in which each rank reaches some neighbours by a node plan and the others by MPI.
+void run_between_nodes(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::mt19937 &random,
+                       const std::string &nodes) {
+    refuse_on_all_ranks(ctx, node);
+    refuse_to_push(ctx, node);
+    for (int problem = 0; problem < problems; ++problem) {
+        const auto [g, sizes] = reference::random_problem(random, node.communicator_size());
+        constexpr std::array<halo::persistent_form, 3> kernels = {
+            halo::persistent_form::none, halo::persistent_form::block_each, halo::persistent_form::all_blocks};
+        const auto which = static_cast<std::size_t>(problem) % kernels.size();
+        halo::options how = halo_test::options_for(ctx);
+        how.direct_pieces = random_form(random, ctx);
+        how.between_nodes = problem % 4 < 2 ? halo::mpi_memory::automatic : halo::mpi_memory::staged;
+        how.persistent = kernels.at(which);
+        constexpr std::array<halo::progress_by, 3> progress = {halo::progress_by::start, halo::progress_by::caller,
+                                                               halo::progress_by::thread};
+        how.progress = progress.at(static_cast<std::size_t>(problem / 3) % progress.size());
+        tried = nodes + ", problem " + std::to_string(problem);
+        run_cycles(ctx, node, g, sizes, how, usual_cycles, problem % 2 == 1);
+    }
+    tried = nodes + ", in a row";
+    run_in_a_row(ctx, node);
+}
+
+/// Divides the ranks of one machine among virtual nodes. Rank r is on node r modulo `nodes`.
+void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
+    MPI_Comm local = MPI_COMM_NULL;
+    MPI_Comm_split(MPI_COMM_WORLD, world_rank % nodes, world_rank, &local);
+    {
+        const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, local);
+        run_between_nodes(ctx, node, random, std::to_string(nodes) + " nodes");
+        if (nodes == node.communicator_size()) {
+            give_up_in_the_middle(ctx, node);
+        }
+    }
+    MPI_Comm_free(&local);
+}
+
+/// Divides the ranks of one machine among virtual nodes. Ranks of a node have consecutive numbers.
 void run_slabs_on_nodes(const mpgpu::context &ctx, int nodes) {
     MPI_Comm local = MPI_COMM_NULL;
     int ranks = 0;
@@ -456,60 +526,68 @@ void run_slabs_on_nodes(const mpgpu::context &ctx, int nodes) {
     MPI_Comm_split(MPI_COMM_WORLD, world_rank * nodes / ranks, world_rank, &local);
     {
         const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, local);
-        halo::grid g;
-        g.cells = {5, 6, 3 * std::int64_t{ranks} + 1};
-        g.ranks = {1, 1, ranks};
-        g.ghost = {1, 1, 2};
-        for (const bool periodic : {false, true}) {
-            g.periodic = {true, false, periodic};
-            for (const auto kernel :
-                 {halo::persistent_form::none, halo::persistent_form::block_each, halo::persistent_form::all_blocks}) {
-                for (const auto progress :
-                     {halo::progress_by::start, halo::progress_by::caller, halo::progress_by::thread}) {
-                    halo::options how = halo_test::options_for(ctx);
-                    how.persistent = kernel;
-                    how.progress = progress;
-                    how.direct_pieces = 0;
-                    tried = "slabs on " + std::to_string(nodes) + " nodes";
-                    run_cycles(ctx, node, g, {8, 4}, how, few_cycles, !periodic);
-                }
-            }
-        }
+        run_slabs(ctx, node);
     }
     MPI_Comm_free(&local);
 }
 
-/// Divides the ranks of one machine among virtual nodes. Each rank reaches some neighbours by a node plan and the
-/// others by MPI.
-void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
-    MPI_Comm local = MPI_COMM_NULL;
-    MPI_Comm_split(MPI_COMM_WORLD, world_rank % nodes, world_rank, &local);
-    {
-        const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, local);
-        refuse_on_all_ranks(ctx, node);
-        refuse_to_push(ctx, node);
-        for (int problem = 0; problem < problems; ++problem) {
-            const auto [g, sizes] = reference::random_problem(random, node.communicator_size());
-            constexpr std::array<halo::persistent_form, 3> kernels = {
-                halo::persistent_form::none, halo::persistent_form::block_each, halo::persistent_form::all_blocks};
-            const auto which = static_cast<std::size_t>(problem) % kernels.size();
-            halo::options how = halo_test::options_for(ctx);
-            how.direct_pieces = random_form(random, ctx);
-            how.between_nodes = problem % 4 < 2 ? halo::mpi_memory::automatic : halo::mpi_memory::staged;
-            how.persistent = kernels.at(which);
-            constexpr std::array<halo::progress_by, 3> progress = {halo::progress_by::start, halo::progress_by::caller,
-                                                                   halo::progress_by::thread};
-            how.progress = progress.at(static_cast<std::size_t>(problem / 3) % progress.size());
-            tried = std::to_string(nodes) + " nodes, problem " + std::to_string(problem);
-            run_cycles(ctx, node, g, sizes, how, few_cycles, problem % 2 == 1);
-        }
-        tried = std::to_string(nodes) + " nodes, in a row";
-        run_in_a_row(ctx, node);
-        if (nodes == node.communicator_size()) {
-            give_up_in_the_middle(ctx, node);
+/// Returns the ranks on the node of this rank, where the launcher has placed consecutive ranks on nodes. `shape`
+/// contains the number of ranks of each node: "2+1".
+std::vector<int> ranks_of_own_node(const std::string &shape) {
+    std::istringstream numbers(shape);
+    std::vector<int> own;
+    int next = 0;
+    for (std::string number; std::getline(numbers, number, '+') && next <= world_rank;) {
+        own.clear();
+        for (int i = std::stoi(number); i > 0; --i) {
+            own.push_back(next++);
         }
     }
-    MPI_Comm_free(&local);
+    return own;
+}
+
+/// Tests that calls for one node refuse ranks of another machine, with an error that states the reason on all ranks.
+void refuse_ranks_of_other_machines(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
+    const auto refusal_of = [](const auto &call) -> std::string {
+        try {
+            call();
+        } catch (const mpgpu::error &e) {
+            return e.what();
+        }
+        return "nothing was refused";
+    };
+    const int there = node.contains(0) ? node.communicator_size() - 1 : 0;
+    const std::string name = "rank " + std::to_string(there) + " is on another node";
+    auto memory = mpgpu::memory::shared(ctx, halo_test::device_of(ctx, world_rank), 8);
+    const auto number = node.rank_on_node(there);
+    for (const mpgpu::half_transfer &one :
+         {mpgpu::send_to(number, 0, memory), mpgpu::receive_from(number, 0, memory)}) {
+        const std::string why = refusal_of([&] { static_cast<void>(node.plan_exchange({one})); });
+        require(why.find(name) != std::string::npos, "expected '" + name + "', and got '" + why + "'");
+    }
+    const mpgpu::mpi::shared_memory<std::byte> shared = node.exchange(memory);
+    require(shared.of(there) == nullptr && shared.why(there).find(name) == 0, "got '" + shared.why(there) + "'");
+    const std::string why =
+        refusal_of([&] { static_cast<void>(mpgpu::mpi::node(ctx, MPI_COMM_WORLD, MPI_COMM_WORLD)); });
+    require(why.find("another node") != std::string::npos, "ranks of several machines as one node: got '" + why + "'");
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/// Tests ranks on several machines or emulated nodes, whose numbers of ranks are in `shape`.
+void run_on_machines(const std::string &shape) {
+    const mpgpu::context ctx;
+    halo_test::select_device(ctx, world_rank);
+    const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {halo_test::device_of(ctx, world_rank)});
+    require(node.ranks() == ranks_of_own_node(shape), "the node has other ranks than the launcher has placed on it");
+    require(node.size() < node.communicator_size(), "there are several nodes");
+    refuse_ranks_of_other_machines(ctx, node);
+    usual_cycles = 5;
+    std::mt19937 random(20261130); // the same problems on all ranks
+    run_between_nodes(ctx, node, random, shape);
+    run_slabs(ctx, node);
+    if (shape.find_first_not_of("1+") == std::string::npos) { // each rank is alone on its node
+        give_up_in_the_middle(ctx, node);
+    }
 }
 
 void run() {
@@ -553,5 +631,11 @@ void run() {
 } // namespace
 
 int main(int argc, char *argv[]) {
-    return ranks_test::run_together(argc, argv, "every cell right", run);
+    return ranks_test::run_together(argc, argv, "every cell right", [&] {
+        if (argc > 1) {
+            run_on_machines(argv[1]);
+        } else {
+            run();
+        }
+    });
 }
