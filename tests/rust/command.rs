@@ -286,7 +286,7 @@ fn plan_says_what_is_done_and_why_not_more() {
     }
     let small = output(&["plan", "--topology", "dgx1-v100", "gpu0:gpu5:256K"]);
     assert!(small.contains("not via gpu6, gpu7: no copy engine can copy from gpu0 to the relay"), "{small}");
-    let both = output(&["plan", "--topology", "beluga", "gpu0:gpu1:8M", "gpu1:gpu0:8M", "gpu0:gpu1:8M", "gpu1:gpu0:8M"]);
+    let both = output(&["plan", "--topology", "narval", "gpu0:gpu1:12M", "gpu1:gpu0:12M", "gpu0:gpu1:12M", "gpu1:gpu0:12M"]);
     assert!(both.contains("not direct: gpu1>gpu0 is busy for "), "{both}");
     let ring = ["gpu0:gpu1:128M", "gpu1:gpu2:128M", "gpu2:gpu3:128M", "gpu3:gpu0:128M"];
     let text = output(&[&["plan", "--topology", "beluga", "--no-host-path"][..], &ring].concat());
