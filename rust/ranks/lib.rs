@@ -2,9 +2,10 @@
 //! step, without calls to each other in the time loop.
 //!
 //! A rank is usually a process that uses one GPU. All ranks create a [`NodeGroup`] together, and from it each [`NodePlan`]. Rank 0 plans the
-//! transfers of all ranks, for a machine that contains the GPUs of all ranks, including GPUs that are not visible to some of them, and sends
-//! the plan to the other ranks. If the transfers move in partitions, every rank computes the same plan. [`divide`](mpgpu_core::program::ranks::divide) splits the plan into one part per rank, which contains the
-//! operations that this rank performs. Executing a part needs no call to another rank, because flags in shared memory order the parts. The
+//! transfers of all ranks and sends the plan to the other ranks. The planned machine contains the GPUs of all ranks, including GPUs that are
+//! not visible to some of them. Only if the transfers move in partitions, every rank computes the plan itself, with the same result.
+//! [`divide`](mpgpu_core::program::ranks::divide) splits the plan into one part per rank, which contains the operations that this rank
+//! performs. Executing a part needs no call to another rank, because flags in shared memory order the parts. The
 //! crate `contexts` does not depend on this crate.
 //!
 //! | file | content |

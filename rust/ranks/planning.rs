@@ -63,7 +63,7 @@ impl NodeGroup {
         let mine = resolved.and_then(|options| self.request(own, &options).map(|request| (request, options)));
         let options = mine.as_ref().map(|(_, options)| *options).map_err(Error::clone);
         let requests = call.all(mine.map(|(request, _)| request))?;
-        // All ranks have the same requests here, so they all assign the same number.
+        // All ranks have gathered the requests of all ranks here, so they all assign the same plan number.
         let number = self.plans.fetch_add(1, Ordering::Relaxed) + 1;
         let mut variants = match Together::variants(self, call, &requests, partitioning, &options?, self.adapts(own.options)) {
             Ok(variants) => variants,

@@ -321,8 +321,8 @@ impl NodePlan {
         by_device.into_values().max().unwrap_or(0)
     }
 
-    /// Returns a human-readable description of the plan, which lists the transfers and the work of each rank. The description of a plan of
-    /// several ranks plans the transfers again, to list the rejected paths.
+    /// Returns a human-readable description of the plan, which lists the transfers and the work of each rank. If the plan has
+    /// several ranks, this function plans the transfers again, because such a plan does not store the rejected paths.
     pub fn describe(&self) -> String {
         let mut text = self.together.explained(&self.node.machine).describe(&self.node.machine);
         text += self.node.context.backend().nature();

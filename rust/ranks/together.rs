@@ -79,7 +79,7 @@ pub(super) struct Together {
     pub flag_places: Vec<u64>,
 }
 
-/// Error of [`Together::variants`], with the ranks that return an error.
+/// Error of [`Together::variants`]. It states whether all ranks or only this rank failed.
 pub(super) enum PlanFailure {
     /// All ranks return an error, so the collective call has ended.
     OnAllRanks(Error),
@@ -88,15 +88,15 @@ pub(super) enum PlanFailure {
 }
 
 impl PlanFailure {
-    /// Returns an error that only this rank may have, because the plan of rank 0 has changed on the way to this rank.
+    /// Returns the error of a plan that was damaged on the way from rank 0 to this rank. Other ranks may have received it correctly.
     fn on_this_rank(error: impl Into<Error>) -> PlanFailure {
         PlanFailure::OnThisRank(error.into())
     }
 }
 
 impl From<Error> for PlanFailure {
-    /// Converts an error of a computation that all ranks make with the same data. The computation fails on all ranks, unless this rank
-    /// lacks memory.
+    /// Converts an error of a computation that all ranks make with the same data. The error concerns all ranks, except if memory is
+    /// exhausted, which may happen on this rank only.
     fn from(error: Error) -> PlanFailure {
         match error {
             Error::Plan(PlanError::OutOfMemory { .. }) => PlanFailure::OnThisRank(error),
@@ -249,8 +249,8 @@ impl Together {
         divided.collect()
     }
 
-    /// Plans the batch on rank 0 only, and returns the variants of this plan on all ranks. If every rank planned the batch, the ranks
-    /// together would need the time and the memory of one plan many times.
+    /// Plans the batch on rank 0 only, and returns the variants of the plan on all ranks. If every rank planned the batch, time and memory
+    /// would be multiplied by the number of ranks.
     fn planned_once(
         call: &mut CollectiveCall<'_>,
         rank: u32,
@@ -277,7 +277,7 @@ impl Together {
                 let all: Option<Vec<plan::Plan>> = all.iter().map(|numbers| wire::decode(numbers, shapes, options)).collect();
                 all.filter(|all| !all.is_empty()).ok_or_else(broken)
             }
-            // Planning fails with the same error on this rank, except if this rank lacks memory.
+            // This rank plans too, to get the same error as rank 0. Only a lack of memory can give another result.
             (None, Some(Err(reason))) => Err(PlanFailure::OnAllRanks(match plan() {
                 Err(error) if error.to_string() == reason => error.into(),
                 _ => Error::RankFailed { rank: 0, reason },
@@ -339,7 +339,7 @@ impl Together {
     }
 }
 
-/// Returns the machine with the costs of operations that the kernels of ranks execute.
+/// Returns the machine with the costs that operations have if kernels of the ranks execute them in place of copy engines.
 fn between_kernels(machine: &Machine) -> Machine {
     machine.with_costs(machine.costs().between_kernels())
 }
@@ -436,8 +436,8 @@ mod tests {
         (0..4).map(shape).collect()
     }
 
-    /// Plans the batch on two ranks. `plan` plans on the rank whose number it gets. Rank 1 receives `swap.1` wherever rank 0 has sent
-    /// `swap.0`.
+    /// Plans the batch on two ranks, each of which calls `plan` with its number. In the data that rank 1 receives, each `swap.0` is
+    /// replaced by `swap.1`.
     fn planned(
         name: &str,
         swap: Option<(&'static [u8], &'static [u8])>,
@@ -458,7 +458,7 @@ mod tests {
                 plan(rank)
             };
             let made = Together::planned_once(&mut call, rank, (&batch(), &Options::default()), counted);
-            // A rank that alone has failed reports it in the next exchange.
+            // If only one rank has failed, it reports its error in the next exchange.
             let next = match &made {
                 Err(PlanFailure::OnThisRank(error)) => call.all::<u32>(Err(error.clone())),
                 _ => call.all(Ok(rank)),
@@ -514,7 +514,7 @@ mod tests {
 
     #[test]
     fn a_plan_that_arrives_changed_is_refused_on_both_ranks() {
-        // The largest number of paths has 32 bits.
+        // The text is the largest number of paths, `u32::MAX`, which rank 1 receives with another first digit.
         let [(first, ..), (second, of_second, next)] = planned("changed", Some((b"4294967295", b"9294967295")), right);
         assert!(first.is_ok() && of_second == 0);
         let Err(PlanFailure::OnThisRank(Error::Allgather(reason))) = second else { panic!("rank 1 has another result") };

@@ -18,7 +18,8 @@ const MECHANISMS: [Mechanism; 4] = [Mechanism::Copy, Mechanism::Batch, Mechanism
 const ENGINES: [Engine; 5] = [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel];
 const PASSING: [Passing; 3] = [Passing::Off, Passing::CopyEngines, Passing::Kernels];
 
-/// Number before a transfer that one copy moves as a whole. Other copies begin with the kind of their source ([`Writer::place`]).
+/// Marker of a copy that moves all bytes of one transfer. Any other copy begins with the kind of its source ([`Writer::place`]) in place of
+/// the marker.
 const WHOLE: u64 = 3;
 
 /// Returns the numbers of a plan that uses no copy threads.
@@ -102,11 +103,11 @@ pub(super) fn decode(numbers: &[u64], batch: &[Shape], options: &Options) -> Opt
     is_whole.then(|| Plan { transfers, program: Arc::new(program), options, executor, threads: None, predicted, one_path })
 }
 
-/// Numbers of a plan that is encoded.
+/// Encoder of a plan: the numbers that are written so far.
 struct Writer(Vec<u64>);
 
 impl Writer {
-    /// Appends the number of items, and the numbers of each item, which `write` appends.
+    /// Appends a list: its length, then each item, which `write` encodes.
     fn list<T>(&mut self, items: impl Iterator<Item = T> + Clone, write: impl Fn(&mut Writer, T)) {
         self.0.push(items.clone().count() as u64);
         items.for_each(|item| write(self, item));
@@ -166,7 +167,7 @@ impl Reader<'_> {
     /// Returns the items of a list, each of which `read` decodes.
     fn list<T>(&mut self, read: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let count = usize::try_from(self.number()?).ok()?;
-        // Each item has at least one number. A larger count would only fail later.
+        // Each item has at least one number. A count that exceeds the remaining numbers is refused before memory is allocated for it.
         (count <= self.0.len()).then(|| (0..count).map(|_| read(self)).collect())?
     }
 
@@ -290,7 +291,7 @@ mod tests {
                 let paths =
                     |plan: &Plan| plan.transfers.iter().map(|transfer| (transfer.shape, transfer.paths.clone())).collect::<Vec<_>>();
                 assert_eq!(paths(&told), paths(&made));
-                // Neither a part of the numbers, nor the numbers of another batch, nor further numbers are a plan of this batch.
+                // Decoding fails if numbers are missing at the end, if the batch is another one, or if a number is appended.
                 assert!((0..numbers.len()).step_by(7).all(|count| decode(&numbers[..count], &batch, &base).is_none()));
                 assert!(decode(&numbers, &batch[1..], &base).is_none());
                 assert!(decode(&[&numbers[..], &[0]].concat(), &batch, &base).is_none());

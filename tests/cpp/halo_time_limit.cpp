@@ -5,6 +5,10 @@
 //   halo_time_limit killed [block_each|all_blocks] [caller|thread] [large] [nodes]
 //                                 a rank is killed in the middle of an exchange
 //
+//   block_each, all_blocks  persistent form
+//   caller, thread          who makes progress
+//   large                   messages that MPI sends by rendezvous
+//
 // Run by mpirun with two or three ranks on one machine, each of which counts as a node of its own. With `nodes`, the
 // ranks may be on several machines or on nodes that tests/cpp/nodes emulates. A launcher ends a job that has lost a
 // rank, unless it is told otherwise. The surviving ranks ignore SIGTERM until they have finished their checks. Each
@@ -41,7 +45,7 @@ using ranks_test::world_rank;
 constexpr auto bound = 10s; // from the death of a rank to the errors of its neighbours
 constexpr int healthy = 3;
 
-/// Returns a ring of ranks. MPI sends small messages at once, and large messages when the receiver is ready.
+/// Returns the grid of a ring, in which each rank has two neighbours. MPI sends small messages eagerly and large messages by rendezvous.
 halo::grid ring(int ranks, bool large) {
     halo::grid g;
     g.cells = {large ? 40000 : 8, 4 * std::int64_t{ranks}, 1};
@@ -114,7 +118,7 @@ void wait_for_a_silent_rank(const mpgpu::context &ctx, const mpgpu::mpi::node &n
     plan.destroy();
 }
 
-/// Tests that time in which nobody polls counts only in part.
+/// Tests that an interval without polls counts as at most a sixteenth of the limit.
 void the_clock_counts_polls() {
     constexpr auto limit = 16ms;
     halo::detail::wait_clock clock;
@@ -209,7 +213,7 @@ void run_killed(const killed_test &test) {
         }
     }
     const auto took = std::chrono::steady_clock::now() - begin;
-    // An error of MPI itself, and of the plan of the ranks on a node, may come earlier.
+    // In place of `timeout`, a rank may get an error of MPI itself, or `peer_gone` if the killed rank is on its node.
     const bool is_alone = node->size() == 1;
     const bool is_neighbour = world_rank == 0 || world_rank + 1 == victim;
     if (status == mpgpu::status::timeout) {

@@ -46,7 +46,7 @@ fn every_rank_describes_the_same_plan_with_the_rejected_paths() {
                 assert_eq!(&json[key], value, "{topology}, rank {rank}: {key}");
             }
             made.destroy().expect("given back");
-            // The work of each rank follows the transfers. Only the number of this rank and its own memory differ.
+            // The description lists the transfers, then the work of each rank. Only the number of this rank and its own memory differ.
             let work: Vec<&str> = text.lines().filter(|line| line.starts_with("  rank ")).collect();
             assert!(work.len() == ranks as usize && work.iter().all(|line| !line.contains(" 0 operations")), "{text}");
             (work.join("\n"), json["ranks"].to_string(), json["transfers"].to_string())
@@ -97,8 +97,8 @@ impl Allgather for Ends {
     }
 }
 
-/// Creates a plan on three ranks, of which rank `lost` ends when it makes its call number `at` of the allgather function for the plan. 0
-/// means that no rank ends. Returns the number of these calls, and the errors of the other ranks.
+/// Creates a plan on three ranks. Rank `lost` ends at its call number `at` of the allgather function during the creation of the plan; if `at`
+/// is 0, no rank ends. Returns the number of these calls, and the errors of the other ranks.
 fn plan_while_one_ends(lost: u32, at: usize) -> (usize, Vec<Option<String>>) {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::SeqCst);
@@ -132,7 +132,7 @@ fn a_rank_that_ends_in_any_exchange_of_planning_fails_the_plan_on_the_others() {
     for lost in 0..3 {
         let (calls, errors) = plan_while_one_ends(lost, 0);
         assert!(errors.iter().all(Option::is_none), "{errors:?}");
-        // An exchange consists of a call for the headers and a call for the data: requests, plan, memory, kernels and result.
+        // The creation has five exchanges: requests, plan, memory, kernels and result. Each has a call for headers and a call for data.
         assert!(calls >= 10, "{calls} calls");
         for at in 1..=calls {
             let (made, errors) = plan_while_one_ends(lost, at);

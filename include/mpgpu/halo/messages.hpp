@@ -152,9 +152,9 @@ class mpi_requests : public off_node {
                     (i < received_.size() ? receives : sends) = true;
                 }
             }
-            // Memory of requests that have not ended is left to MPI, which may access it if the other rank makes
-            // progress later. Waiting for the requests would block forever if the other rank has exited. The context
-            // frees the memory.
+            // The buffers of requests that have not completed remain allocated until the context is destroyed, because
+            // MPI may access them if the other rank makes progress later. Waiting for the requests would block forever
+            // if the other rank has exited.
             for (const auto &[is_left, given] : {std::pair(sends, &given_out_), std::pair(receives, &given_in_)}) {
                 if (is_left) {
                     static_cast<void>(std::make_unique<std::shared_ptr<memory>>(*given).release());
@@ -268,8 +268,8 @@ class mpi_requests : public off_node {
         }
     }
 
-    /// Begins to count the time of the exchange. Called when this rank has reached the exchange: when it starts its
-    /// receives.
+    /// Starts the clock of the time limit. Called when this rank starts its receives, after its stream has packed the
+    /// messages or has started the persistent kernel.
     void count_time() noexcept {
         if (time_limit_) {
             clock_.restart();

@@ -167,10 +167,10 @@ struct options {
     /// The time starts when this rank has reached the exchange: its stream has packed the messages or, with
     /// `persistent`, has started the kernel. The exchange fails with `timeout` if its messages have not all been sent
     /// and received within this time. The error names the ranks of the communicator that this rank waits for. The plan
-    /// can then only be destroyed. The limit includes the time by which another rank reaches the exchange later, so it
-    /// must be longer than the largest difference between ranks. Time in which the program does not poll (`start`,
-    /// `finish`, `progress`) counts only in part. Ranks may have different limits. Ranks on one node are not affected:
-    /// they detect an exited rank without a limit.
+    /// can then only be destroyed. A rank that reaches the exchange early also waits for later ranks, so the limit must
+    /// exceed the largest difference between the times at which ranks reach it. The time between two calls of `start`,
+    /// `progress` or `finish` counts as at most a sixteenth of the limit. Ranks may have different limits. Ranks on one
+    /// node are not affected: they detect an exited rank without a limit.
     std::optional<std::chrono::nanoseconds> time_limit;
     /// True if messages are pushed: the kernel that packs a message writes it directly into the memory of the receiving
     /// rank and notifies that rank, so no separate copy is needed. If each rank is a process, the same kernel also

@@ -61,7 +61,7 @@ pub(super) struct Proof {
 }
 
 impl Proof {
-    /// Returns the best lower bound that a single resource, or the links of one device, prove.
+    /// Returns the largest lower bound of the time that follows from the load of one resource, or of the links of one device.
     pub fn simple(machine: &Machine, network: &Network, flows: &[Commodity]) -> Proof {
         let mut best = Proof::single(network, flows);
         for device in machine.devices() {

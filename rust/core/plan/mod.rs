@@ -21,7 +21,7 @@
 //! | `pageable` | copies of pageable host memory by CPU threads |
 //! | `lower` | converts the division of the data to a [`Program`] |
 //! | `trees` | data that several devices forward: one source for many destinations, and paths over several relays |
-//! | `rounds` | broadcast in blocks, if each device sends one block and receives one block at a time |
+//! | `rounds` | schedule of a broadcast in blocks: each device sends and receives at most one block at a time |
 //! | `network` | devices and copies of a machine as a flow network |
 //! | `ways` | cheapest paths and trees through the network under given resource prices |
 //! | `flow` | optimal flow over any number of relays, and the resource prices that prove it optimal |

@@ -1,14 +1,14 @@
-//! Schedules the broadcast of data in equal blocks, if each device can send one block and receive one block at a time.
+//! Schedule of a broadcast in equal blocks. At any time, each device sends at most one block and receives at most one block.
 //!
 //! The schedule consists of rounds. In each round, a device sends a block to at most one device, and receives a block from at most one
-//! device. The source can send each block for the first time in another round. The number of devices that have a block can double in each
-//! round. So `blocks` blocks need at least `blocks - 1 + log2(devices)` rounds, rounded up. The schedules of this module need that number, in rare cases one
-//! more.
+//! device. The source sends at most one block per round that no other device has, so it sends the last of them in round `blocks` or later.
+//! The number of devices that have a block can at most double in each round. Therefore a schedule has at least
+//! `blocks - 1 + ceil(log2(devices))` rounds. This module returns schedules with that number of rounds, or rarely with one more.
 //!
-//! In each round, a device first offers its blocks to the device at a fixed distance. The distances of successive rounds are a half, a
-//! quarter and so on of the number of devices, and then a half again (circulant graph, as in Träff 2022). Devices that receive no block in
-//! this way are offered the blocks of all devices that do not send yet. Among the blocks that a device may send, it sends the one that the
-//! fewest devices have.
+//! In each round, device `d` first offers its blocks to device `(d + distance) mod devices`, with one distance for all devices. The distance
+//! is a half of the number of devices in the first round, a quarter in the second and so on, and then a half again (circulant graph, Träff
+//! 2022). After that, each device that receives nothing in the round gets a block from any device that does not send yet, if possible. A
+//! sender chooses the block that the fewest devices have.
 
 use super::network::Tree;
 
@@ -37,8 +37,8 @@ struct Round {
 }
 
 impl Round {
-    /// Returns the block that `from` sends if it is offered to `to`. Returns `None` if either device is busy in this round, or if `from` has
-    /// no block that `to` lacks.
+    /// Returns the block that `from` can send to `to` in this round. Returns `None` if either device is busy, or if `to` has all blocks of
+    /// `from`.
     fn offer(&self, from: usize, to: usize) -> Option<usize> {
         let useful = self.has[from] & !self.has[to];
         if self.sends[from] || self.receives[to].is_some() || useful == 0 {

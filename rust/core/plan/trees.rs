@@ -239,8 +239,8 @@ struct Share {
     slots: u32,
 }
 
-/// Internal streams between two devices, or from one device to all others if both devices of the pair are the same, and the number of chunks
-/// assigned to them so far.
+/// Internal streams from one device to another, and the number of chunks assigned to them so far. If both devices of the pair are the same,
+/// these are the streams from this device to all others.
 struct PairLanes {
     pair: (usize, usize),
     own: SmallVec<[LaneId; 2]>,
@@ -349,8 +349,8 @@ fn propose_trees(
     Some(bound)
 }
 
-/// Returns the source of a commodity, followed by its destinations. Each device is followed by the next destination by number, so that trees
-/// of sources on all GPUs share links evenly.
+/// Returns the source of a commodity, followed by its destinations in the cyclic order of their numbers, which begins after the source. The
+/// trees of different sources then begin with different devices and load the links evenly.
 fn in_order(flow: &Commodity) -> Vec<usize> {
     let (before, behind) = flow.to.split_at(flow.to.partition_point(|member| *member < flow.src));
     [&[flow.src], behind, before].concat()
@@ -554,17 +554,18 @@ impl Problem<'_> {
         Some(result)
     }
 
-    /// Returns the number of blocks with which the broadcast of `bytes` in rounds takes the shortest time by the model. All rounds together
-    /// take `(count + later) * (bytes * slowest / count + chunk_via_gpu)`, where `later` is the number of rounds after the source has sent
-    /// its last block. Issuing all copies takes `count * issue`. The smallest maximum of the two times is at their crossing, or at the
-    /// smallest time of the rounds.
+    /// Returns the number of blocks for which the model predicts the shortest broadcast of `bytes` in rounds. With `count` blocks, the rounds
+    /// take `(count + later) * (link_time / count + chunk_via_gpu)`: `later` is the number of rounds after the source has sent its last
+    /// block, `link_time` is the time of all bytes on the slowest link, and `chunk_via_gpu` is the fixed time of a block. To issue all
+    /// copies takes `count * issue`. The broadcast takes the longer of these two times. The optimum is the count with the shortest rounds,
+    /// or the count at which both times are equal.
     fn block_count(&self, flow: &Commodity, bytes: u64) -> f64 {
         let costs = self.machine.costs();
         let later = f64::from((flow.to.len() + 1).next_power_of_two().ilog2()) - 1.0;
         let slowest = self.network.work_of(flow, (flow.src, flow.to[0])).iter().map(|work| work.1).fold(0.0, f64::max);
         let (link_time, issue) = (bytes as f64 * slowest, executor::issue(self.options, costs) * flow.to.len() as f64);
         let by_rounds = (later * link_time / costs.chunk_via_gpu).sqrt();
-        // count² * further = count * linear + later * link_time
+        // Multiplied by the count, the equation of both times is: count² * (issue - chunk_via_gpu) = count * linear + later * link_time.
         let (further, linear) = (issue - costs.chunk_via_gpu, link_time + later * costs.chunk_via_gpu);
         let by_issue = (linear + (linear * linear + 4.0 * further * later * link_time).sqrt()) / (2.0 * further);
         if further > 0.0 { by_rounds.min(by_issue) } else { by_rounds }
@@ -693,7 +694,7 @@ impl Problem<'_> {
         // For each tree, chunk and device: the operation that brings the chunk there, and those that read it from a staging slot.
         let mut arrived: ahash::HashMap<(usize, usize, usize), OpId> = ahash::HashMap::default();
         let mut read: ahash::HashMap<(usize, usize, usize), SmallVec<[OpId; 2]>> = ahash::HashMap::default();
-        // The last operation that brings a block to each device.
+        // For each device, the last operation that brings a block to it.
         let mut last: ahash::HashMap<usize, OpId> = ahash::HashMap::default();
         for (_, at, chunk, hop) in order {
             let Share { group, tree, chunks, slots, .. } = &shares[at];
@@ -732,7 +733,7 @@ impl Problem<'_> {
                 read.entry((at, chunk, from)).or_default().push(op);
             }
             if attempt.trees == Candidates::Rounds {
-                // Two blocks that arrive at a time would both arrive late, and with them all blocks of later rounds.
+                // If a device received two blocks concurrently, both would arrive late, and so would the blocks of all later rounds.
                 after.extend(last.insert(to, op).filter(|_| groups.len() == 1));
             }
             arrived.insert((at, chunk, to), op);
