@@ -45,8 +45,8 @@ using ranks_test::world_rank;
 constexpr auto bound = 10s; // from the death of a rank to the errors of its neighbours
 constexpr int healthy = 3;
 
-/// Returns the grid of a ring, in which each rank has two neighbours. MPI sends small messages eagerly and large messages
-/// by rendezvous.
+/// Returns the grid of a ring, in which each rank has two neighbours. MPI sends small messages eagerly and large
+/// messages by rendezvous.
 halo::grid ring(int ranks, bool large) {
     halo::grid g;
     g.cells = {large ? 40000 : 8, 4 * std::int64_t{ranks}, 1};
