@@ -2,7 +2,7 @@
 
 use crate::common::{Random, config, machine_and_batch};
 use mpgpu_contexts::{Config, Context, Error, PlanOptions, Transfer, Verify};
-use mpgpu_core::plan::{Engine, Options, Plan, PlanError, Shape, Tuned, plan, validate};
+use mpgpu_core::plan::{Engine, Options, Passing, Plan, PlanError, Shape, Tuned, plan, validate};
 use mpgpu_core::topology::MemoryKind;
 use mpgpu_core::topology::{DeviceId, Machine, preset, preset_names};
 use mpgpu_devices::host::HostBackend;
@@ -62,16 +62,17 @@ fn weights_move_bytes_between_paths_and_leave_the_sum() {
 
 #[test]
 fn measured_gains_overrule_the_models_doubt_and_a_plan_says_so() {
-    // An exchange between all of four GPUs behind a switch, for which the model expects no gain of further paths.
+    // An exchange between all of four GPUs behind a switch, for which the model expects no gain of further paths over one relay.
+    let base = Options { passing: Passing::Off, ..Options::default() };
     let machine = machine("hgx-h200");
     let pairs = (0..4).flat_map(|src| (0..4).map(move |dst| (src, dst))).filter(|(src, dst)| src != dst);
     let batch: Vec<Shape> = pairs.map(|(src, dst)| shape(src, dst, 64 * MIB)).collect();
     let paths = |plan: &Plan| plan.transfers.iter().map(|transfer| transfer.paths.len()).sum::<usize>();
-    let model = plan(&machine, &batch, &Options::default()).expect("planned");
+    let model = plan(&machine, &batch, &base).expect("planned");
     assert_eq!(paths(&model), batch.len(), "{}", model.describe(&machine));
     assert!(!model.describe(&machine).contains("tuned"));
     let tuned = Some(Tuned { several: true, ..Tuned::default() });
-    let plan = plan(&machine, &batch, &Options { tuned, ..Options::default() }).expect("planned");
+    let plan = plan(&machine, &batch, &Options { tuned, ..base }).expect("planned");
     assert!(paths(&plan) > batch.len(), "{}", plan.describe(&machine));
     assert!(plan.describe(&machine).contains("tuned: options come from a tuning file"), "{}", plan.describe(&machine));
     assert_eq!(plan.to_json(&machine)["tuned"]["several_paths"], true);

@@ -163,6 +163,7 @@ impl PathPlan {
             (Mechanism::Kernel, ..) => "part of a fused kernel".into(),
             // No path has this mechanism, because threads copy only at the ends of paths.
             (Mechanism::Thread, ..) => "by threads".into(),
+            (Mechanism::Copy, 0, 1) if self.is_passed_on() => format!("forwarded in one block of {}", size(self.bytes)),
             (Mechanism::Copy, 0, 1) => "one copy".into(),
             (Mechanism::Copy, 0, chunks) if self.is_passed_on() => {
                 format!("forwarded in {chunks} chunks of {}", size(self.chunk_bytes))
