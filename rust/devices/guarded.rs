@@ -3,15 +3,13 @@
 //!
 //! The program may unmap pageable memory before an execution, and a mapped file may be truncated while it is copied. Memory that may be
 //! affected is therefore copied by a system call (`process_vm_readv` or `process_vm_writev`). The call reports missing memory, but reaches
-//! at most half the rate of a copy without a system call. Private memory is copied without a system call. It exists until the program
-//! unmaps it, and the program must not do so before the execution has completed.
+//! at most half the rate of a copy without a system call. Large ranges of private memory are copied without a system call. This memory
+//! exists until the program unmaps it, and the program must not do so before the execution has completed.
 
 use crate::backend::BackendError;
 use crate::backend::host_memory::PageRange;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 /// Failed access to host memory. The memory is not mapped, or the file behind it is too short.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,6 +34,9 @@ impl Fault {
     }
 }
 
+/// Smallest number of bytes of a copy for which reading the address ranges of the process takes less time than the system call loses.
+const LOOK_BYTES: usize = 4 << 20;
+
 /// Readable address ranges of the process that are not backed by a file, in ascending order. Each entry contains the begin, the end, and a
 /// boolean that is true if the range is writable.
 #[derive(Debug, Default)]
@@ -45,23 +46,6 @@ impl PrivateRanges {
     /// Reads the private address ranges of the process from the operating system.
     pub fn look() -> PrivateRanges {
         PrivateRanges::parse(&std::fs::read("/proc/self/maps").unwrap_or_default())
-    }
-
-    /// Returns private address ranges that were read recently. They are at most 10 ms old, or 100 times the duration of reading them if
-    /// that is longer. Reading takes a millisecond or more in a process with a GPU.
-    pub fn recent() -> Arc<PrivateRanges> {
-        type Seen = (Instant, Duration, Arc<PrivateRanges>);
-        static SEEN: Mutex<Option<Seen>> = Mutex::new(None);
-        let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((when, age, ranges)) = &*seen
-            && when.elapsed() < *age
-        {
-            return Arc::clone(ranges);
-        }
-        let begun = Instant::now();
-        let ranges = Arc::new(PrivateRanges::look());
-        *seen = Some((begun, (100 * begun.elapsed()).max(Duration::from_millis(10)), Arc::clone(&ranges)));
-        ranges
     }
 
     /// Parses text in the format of `/proc/self/maps` (proc(5)), whose lines are `begin-end access offset device inode name`. Adjacent
@@ -102,12 +86,14 @@ impl PrivateRanges {
 ///
 /// A source or destination that is not pageable is valid for `bytes` bytes. The ranges do not overlap, and no other thread accesses them.
 pub(crate) unsafe fn copy(to: u64, from: u64, bytes: usize, is_pageable: [bool; 2]) -> Result<(), Fault> {
-    let ranges = PrivateRanges::recent();
+    let [to_is_pageable, from_is_pageable] = is_pageable;
+    // The ranges are read for each copy, because a file may have been mapped where private memory was shortly before.
+    let has_pageable = to_is_pageable || from_is_pageable;
+    let ranges = if !has_pageable || bytes < LOOK_BYTES { PrivateRanges::default() } else { PrivateRanges::look() };
     let is_there = |address: u64, written: bool| {
         let pages = || PageRange::around(address as usize, bytes).is_some_and(PageRange::is_mapped);
         ranges.has(address, bytes as u64, written) && pages()
     };
-    let [to_is_pageable, from_is_pageable] = is_pageable;
     if (!to_is_pageable || is_there(to, true)) && (!from_is_pageable || is_there(from, false)) {
         // SAFETY: guaranteed by the caller. Private memory exists until the execution has completed, as its caller guarantees.
         unsafe { copy_in_process(to, from, bytes) };
