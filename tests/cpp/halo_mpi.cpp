@@ -563,7 +563,7 @@ void refuse_ranks_of_other_machines(const mpgpu::context &ctx, const mpgpu::mpi:
     for (const mpgpu::half_transfer &one :
          {mpgpu::send_to(number, 0, memory), mpgpu::receive_from(number, 0, memory)}) {
         const std::string why = refusal_of([&] { static_cast<void>(node.plan_exchange({one})); });
-        require(why.find(name) != std::string::npos, "expected '" + name + "', and got '" + why + "'");
+        require(why.find(name) != std::string::npos, ("expected '" + name + "', and got '").append(why).append("'"));
     }
     const mpgpu::mpi::shared_memory<std::byte> shared = node.exchange(memory);
     require(shared.of(there) == nullptr && shared.why(there).find(name) == 0, "got '" + shared.why(there) + "'");
