@@ -2,7 +2,6 @@
 
 use super::candidates::Reason;
 use super::candidates::Rejection;
-use super::executor;
 use super::lower::{Piece, StagedPath, copying_device, lower};
 use super::mechanism::{self, Launch};
 use super::options::{OPERATION_BYTES, Options, PlanError};
@@ -44,7 +43,7 @@ impl Alternative {
             }
         }
         // Pipelines are issued after the direct operations, one after the other. Paths that use the same staging ring are one pipeline.
-        let each = executor::issue(options, costs);
+        let each = options.issue(costs);
         let mut pipelines: Vec<Flow> = Vec::with_capacity(self.assignment.rings.len());
         for (at, share) in shares.iter().enumerate() {
             let Some(ring) = share.ring else { continue };

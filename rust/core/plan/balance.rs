@@ -5,9 +5,9 @@
 //! bytes ends late, while the others end early. This module uses the paths that the linear program selects, and computes their bytes from
 //! the rates of max-min fair sharing, as in the simulator, and from their start times.
 
+use super::mechanism;
 use super::selection::Selection;
 use super::split::{Column, fill};
-use super::{executor, mechanism};
 use crate::model::{FlowRate, MaxMin};
 use crate::topology::{DeviceId, ResourceId};
 use smallvec::{SmallVec, smallvec};
@@ -105,7 +105,7 @@ impl<'f> Selection<'f> {
     /// Transfers of equal size should be divided equally. So for each transfer, half of the others are assumed to be issued before it.
     fn heads(&self, ways: &mut [ActivePath<'_>], transfers: usize) {
         let costs = self.machine.costs();
-        let issue = executor::issue(self.options, costs);
+        let issue = self.options.issue(costs);
         let mut of: Vec<[f64; 2]> = vec![[0.0; 2]; transfers];
         for way in &mut *ways {
             let staged = way.hops.len() > 1;

@@ -46,12 +46,8 @@ pub enum Reason {
         /// Simulated time of the plan without the additional paths, seconds.
         one_path: f64,
     },
-    /// GPUs send long copies to several other GPUs one after the other, in an order that avoids conflicts only if all copies take equally
-    /// long. If parts of some copies used other paths, copies of different GPUs would meet at one destination. In the simulator this makes
-    /// an all-to-all of eight GPUs take up to 1.7 times as long, while the modelled gain is a few per cent.
-    Turns,
-    /// The plan is faster if no path passes through relays of this kind. The text names the kind: `host memory` or `other GPUs`.
-    Slower(&'static str),
+    /// The plan is faster if no path passes through relays of this kind: host memory or other GPUs. The value is the relay of this path.
+    Slower(DeviceId),
     /// The path's staging slots exceed the limit of staging memory.
     Staging {
         /// Largest size of a staging ring that was available on the device, bytes.

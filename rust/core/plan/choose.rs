@@ -5,6 +5,7 @@ use super::selection::{Assignment, PathShare, Selection};
 use super::split::{Column, split};
 use super::staging::NoRoom;
 use crate::model::GRAIN;
+use crate::topology::DeviceId;
 use smallvec::SmallVec;
 
 /// Largest number of times that the division is solved. Solving again with better chunk counts and without dropped paths settles after two
@@ -34,15 +35,14 @@ impl Selection<'_> {
         self.stage(shares.collect())
     }
 
-    /// Assigns each transfer to several paths. Candidate paths for which `closes` returns a reason are excluded. Returns `None` if no
-    /// second path helps. `without` is the simulated time of the best plan so far, in seconds.
-    pub(super) fn several_paths(&mut self, without: f64, closes: impl Fn(&Self, usize) -> Option<Reason>) -> Option<Assignment> {
+    /// Assigns each transfer to several paths, except paths through host memory (`closed` is true) or through other GPUs (`closed` is
+    /// false). Returns `None` if no second path helps. `without` is the simulated time of the best plan so far, in seconds.
+    pub(super) fn several_paths(&mut self, without: f64, closed: Option<bool>) -> Option<Assignment> {
         self.closed.fill(None);
         self.close_slow(without);
-        for at in 0..self.candidates.len() {
-            if self.closed[at].is_none() {
-                self.closed[at] = closes(self, at);
-            }
+        for (known, candidate) in self.closed.iter_mut().zip(&self.candidates).filter(|(known, _)| known.is_none()) {
+            let is_closed = |via: DeviceId| closed == Some(via.is_host());
+            *known = candidate.via.filter(|via| is_closed(*via)).map(Reason::Slower);
         }
         if self.of.iter().any(|of| self.open(of).next().is_none()) {
             return None;

@@ -20,7 +20,7 @@
 use super::candidates::Candidate;
 use super::lower::{DirectOp, Piece, copying_device};
 use super::options::Options;
-use super::selection::{Assignment, PathShare, Selection};
+use super::selection::PathShare;
 use crate::model::{BOTH_WAYS, Flow, Issue, PathModel, finish};
 use crate::program::{Engine, Gpus, Lane, Mechanism, Shape};
 use crate::topology::MemoryKind;
@@ -446,10 +446,7 @@ fn meeting_points(machine: &Machine, pairs: impl Iterator<Item = (DeviceId, Devi
 ///
 /// If sizes differ, this is an open-shop scheduling problem. Its machines are the exits and entries of GPUs, that is, their outgoing and
 /// incoming links. The next copy is one of those that can begin first. Among several, it is the copy whose exit and entry have the most
-/// data left to move, then the copy to the nearer neighbour. On real machines, copies from several exits to one entry do not wait for each
-/// other but share the entry. So [`shop_time`] simulates each order, and the best of several orders is used. On 300 random all-to-alls of 4
-/// and 8 GPUs, the result takes 1.05 times the longest load of an exit or entry in the median and 1.19 times at worst. With the first order
-/// alone, it takes 1.16 and 1.57 times.
+/// data left to move, then the copy to the nearer neighbour.
 fn take_turns(machine: &Machine, launches: &mut [Launch]) {
     let gpus = i64::from(machine.gpu_count());
     let shift = |(src, dst): Pair| (i64::from(dst.0) - i64::from(src.0)).rem_euclid(gpus);
@@ -478,12 +475,6 @@ fn take_turns(machine: &Machine, launches: &mut [Launch]) {
     });
 }
 
-/// Number of orders that [`open_shop`] tries, each with different weights of the copies. For more than [`MOST_PAIRS`] pairs it tries only
-/// one order, because the time grows with the square of the number of pairs.
-const ORDERS: u64 = 16;
-/// Number of pairs of GPUs in an all-to-all of eight GPUs; see [`ORDERS`].
-const MOST_PAIRS: usize = 56;
-
 /// Replaces the times in `places` by positions in the order; see [`take_turns`].
 fn open_shop(machine: &Machine, places: &mut BTreeMap<Pair, u64>, shift: impl Fn(Pair) -> i64) {
     // Exits and entries of GPUs, each with the total time of its copies in nanoseconds.
@@ -502,57 +493,31 @@ fn open_shop(machine: &Machine, places: &mut BTreeMap<Pair, u64>, shift: impl Fn
         let links = machine.route(src, dst).and_then(|route| Some((*route.links.first()?, *route.links.last()?)));
         if let Some((first, last)) = links {
             let (exit, entry) = (end((src, first), time), end((dst, last), time));
-            copies.push(ShopCopy { pair, exit, entry, time, shift: shift(pair), weight: 0 });
+            copies.push(ShopCopy { pair, exit, entry, time, shift: shift(pair) });
         }
     }
     let loads: Vec<u64> = ends.into_iter().map(|end| end.1).collect();
-    let least = loads.iter().copied().max().unwrap_or(0) as f64;
-    let orders = if copies.len() > MOST_PAIRS { 1 } else { ORDERS };
-    let mut best = (f64::INFINITY, Vec::new());
-    for number in 0..orders {
-        let order = shop_order(copies.clone(), &loads, number);
-        let time = shop_time(&order, loads.len());
-        if time < best.0 {
-            best = (time, order);
-        }
-        // An order within 0.5 % of the minimum is accepted.
-        if best.0 <= least * 1.005 {
-            break;
-        }
-    }
-    for (place, copy) in (0..).zip(best.1) {
+    for (place, copy) in (0..).zip(shop_order(copies, loads)) {
         places.insert(copy.pair, place);
     }
 }
 
 /// Copy between two GPUs in an [`open_shop`]: indices of its exit (source port) and entry (destination port), and its time in nanoseconds.
-#[derive(Clone)]
 struct ShopCopy {
     pair: Pair,
     exit: usize,
     entry: usize,
     time: u64,
     shift: i64,
-    /// Weight of the copy, in sixteenths, which differs between orders of execution. The priority of the copy is this weight times the
-    /// remaining copy time at its exit (source port) and entry (destination port).
-    weight: u64,
 }
 
-/// Returns the copies in an order of execution. `loads` is the total copy time at each exit (source port) and entry (destination port).
-/// Each `number` gives another order: all weights are equal in order 0, and vary from 1 to almost 2 in other orders.
-fn shop_order(mut left: Vec<ShopCopy>, loads: &[u64], number: u64) -> Vec<ShopCopy> {
+/// Returns the copies in the order of execution. `loads` is the total copy time at each exit (source port) and entry (destination port).
+fn shop_order(mut left: Vec<ShopCopy>, loads: Vec<u64>) -> Vec<ShopCopy> {
     // For each exit and entry: the time left to move, and the time at which it becomes free.
-    let mut ends: Vec<(u64, u64)> = loads.iter().map(|load| (*load, 0)).collect();
+    let mut ends: Vec<(u64, u64)> = loads.into_iter().map(|load| (load, 0)).collect();
     let mut order = Vec::with_capacity(left.len());
-    for copy in &mut left {
-        let (src, dst) = copy.pair;
-        let mixed = (64 * src.0 as u64 + dst.0 as u64 + 1).wrapping_mul(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        copy.weight = 16 + (mixed >> 60);
-    }
     let begin = |ends: &[(u64, u64)], copy: &ShopCopy| ends[copy.exit].1.max(ends[copy.entry].1);
-    let key = |ends: &[(u64, u64)], copy: &ShopCopy| {
-        (Reverse(ends[copy.exit].0.saturating_add(ends[copy.entry].0).saturating_mul(copy.weight)), copy.shift, copy.pair)
-    };
+    let key = |ends: &[(u64, u64)], copy: &ShopCopy| (Reverse(ends[copy.exit].0.saturating_add(ends[copy.entry].0)), copy.shift, copy.pair);
     while let Some(soonest) = left.iter().map(|copy| begin(&ends, copy)).min() {
         let soon = (0..left.len()).filter(|at| begin(&ends, &left[*at]) == soonest);
         let Some(next) = soon.min_by_key(|at| key(&ends, &left[*at])) else { break };
@@ -564,84 +529,6 @@ fn shop_order(mut left: Vec<ShopCopy>, loads: &[u64], number: u64) -> Vec<ShopCo
         order.push(copy);
     }
     order
-}
-
-/// Returns the time at which the last copy ends if copies start in this order, in nanoseconds. Copies that use the same entry at the same
-/// time share it evenly. `ends` is the number of exits (source ports) and entries (destination ports).
-fn shop_time(order: &[ShopCopy], ends: usize) -> f64 {
-    let mut exits: Vec<Vec<&ShopCopy>> = vec![Vec::new(); ends];
-    order.iter().rev().for_each(|copy| exits[copy.exit].push(copy));
-    // The current copy of each exit, and the time that it still needs.
-    let mut active: Vec<(&ShopCopy, f64)> = Vec::new();
-    active.extend(exits.iter_mut().filter_map(|exit| exit.pop()).map(|copy| (copy, copy.time as f64)));
-    let (mut now, mut sharing) = (0.0, vec![0_u32; ends]);
-    while !active.is_empty() {
-        sharing.fill(0);
-        active.iter().for_each(|(copy, _)| sharing[copy.entry] += 1);
-        let wait = active.iter().map(|(copy, left)| left * f64::from(sharing[copy.entry])).fold(f64::INFINITY, f64::min);
-        now += wait;
-        active.retain_mut(|(copy, left)| {
-            *left -= wait / f64::from(sharing[copy.entry]);
-            if *left > 1.0 {
-                return true;
-            }
-            let next = exits[copy.exit].pop();
-            next.inspect(|next| (*copy, *left) = (next, next.time as f64)).is_some()
-        });
-    }
-    now
-}
-
-/// Returns for each demand (group of similar transfers) of a selection: true if it is a long copy that leaves its GPU over a link over
-/// which other long copies go to other GPUs. Such copies run one after the other.
-pub(super) fn turns(selection: &Selection<'_>) -> Vec<bool> {
-    let Selection { machine, demands, .. } = selection;
-    let long = |shape: &Shape| {
-        let route = machine.route(shape.src_device, shape.dst_device)?;
-        (shape.bytes as f64 / route.bandwidth > machine.costs().copy).then(|| exit(machine, pair(shape)))?
-    };
-    let exits: Vec<Option<(Exit, DeviceId)>> = demands.iter().map(|demand| Some((long(&demand.shape)?, demand.shape.dst_device))).collect();
-    let mut to: BTreeMap<Exit, Option<DeviceId>> = BTreeMap::new();
-    for (exit, dst) in exits.iter().flatten() {
-        to.entry(*exit).and_modify(|known| *known = known.filter(|known| known == dst)).or_insert(Some(*dst));
-    }
-    exits.iter().map(|own| own.is_some_and(|(exit, _)| to[&exit].is_none())).collect()
-}
-
-/// Returns a lower estimate of a plan's time, in seconds, if `engine` copies the parts on direct paths: the time to issue the operations
-/// and the fixed cost of the last. Returns infinity if there are no such parts, if the engine must not copy them, or if it has nothing to
-/// combine.
-pub(super) fn least(selection: &Selection<'_>, assignment: &Assignment, engine: Engine) -> f64 {
-    let costs = selection.machine.costs();
-    let mut devices: SmallVec<[DeviceId; 16]> = SmallVec::new();
-    let mut ends: Vec<DeviceId> = Vec::new();
-    let mut direct = 0_usize;
-    for share in assignment.shares.iter().filter(|share| selection.candidates[share.candidate].via.is_none()) {
-        let shape = &selection.batch[share.transfer as usize];
-        let src = shape.src_device;
-        // As in `choose`, no kernel accesses host memory while copy engines run pipelines.
-        if engine == Engine::Kernel && !assignment.rings.is_empty() && !is_in_device_memory(shape) {
-            return f64::INFINITY;
-        }
-        if !devices.contains(&src) {
-            devices.push(src);
-        }
-        ends.extend([src, shape.dst_device]);
-        direct += 1;
-    }
-    // If each source device has one copy, a batched call would contain a single copy.
-    if direct <= devices.len() && engine == Engine::Batch && direct < assignment.shares.len() {
-        return f64::INFINITY;
-    }
-    let Some(others) = direct.checked_sub(1) else { return f64::INFINITY };
-    // Each copy is issued by its source or its destination GPU, and some GPU issues at least the mean number of copies.
-    let gpus = ends.into_iter().collect::<Gpus>().iter().count();
-    let each = direct.div_ceil(gpus.max(1)) as f64;
-    match engine {
-        Engine::Batch => costs.batch + costs.batch_segment * each,
-        Engine::Kernel => costs.kernel + costs.kernel_segment * each,
-        _ => costs.copy + costs.issue.min(costs.graph_node) * others as f64,
-    }
 }
 
 /// Allows either the source or the destination GPU of a copy to issue it, if that saves time. Copies issued from a stream of the receiving

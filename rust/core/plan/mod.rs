@@ -17,7 +17,6 @@
 //! | `staging` | staging rings, their slots, and the size of chunks |
 //! | `alternative` | plan that may be proposed: division of the data, operations and program |
 //! | `mechanism` | chooses individual copies, a batched call or a kernel, and the GPU that issues them |
-//! | `executor` | cost of issuing operations on streams or as a graph |
 //! | `pageable` | copies of pageable host memory by CPU threads |
 //! | `lower` | converts the division of the data to a [`Program`] |
 //! | `trees` | data that several devices forward: one source for many destinations, and paths over several relays |
@@ -40,7 +39,6 @@ mod canonical;
 mod choose;
 mod demand;
 mod describe;
-mod executor;
 mod flow;
 mod json;
 mod judge;

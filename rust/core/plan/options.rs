@@ -3,7 +3,7 @@
 use crate::headroom::{NoHeadroom, headroom};
 use crate::model::GRAIN;
 use crate::program::{Engine, Shape};
-use crate::topology::{DeviceId, Machine};
+use crate::topology::{Costs, DeviceId, Machine};
 use crate::units::devices;
 
 /// Options of the planner. For optional fields, `None` lets the model choose.
@@ -59,6 +59,12 @@ impl Options {
     pub(super) fn chunk(&self, via: DeviceId, bytes: u64) -> Option<u64> {
         let count = if via.is_host() { self.host_chunks } else { self.relay_chunks };
         count.map(|count| bytes.div_ceil(u64::from(count)).next_multiple_of(GRAIN)).or(self.chunk_bytes)
+    }
+
+    /// Returns the time that the issuing thread needs for each further operation of a plan with staged paths, in seconds. If the options
+    /// allow a graph, it is the time of a graph node.
+    pub(super) fn issue(&self, costs: &Costs) -> f64 {
+        if matches!(self.engine, Engine::Auto | Engine::Graph) { costs.graph_node } else { costs.issue }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Plans a batch: proposes several complete plans and returns the plan with the shortest simulated time.
 
 use super::alternative::Alternative;
+use super::apart;
 use super::candidates::{Reason, Rejection};
 use super::canonical::Canonical;
 use super::demand::MANY;
@@ -12,7 +13,6 @@ use super::planned::{Plan, TransferPlan};
 use super::selection::{Assignment, PathShare, Selection};
 use super::staging::NoRoom;
 use super::trees;
-use super::{apart, executor, mechanism};
 use crate::program::{Engine, Program, Shape};
 use crate::topology::Machine;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ type Propose = fn(&mut Proposed<'_>) -> Result<(), PlanError>;
 
 /// Functions that propose plans in which each path has at most one relay, in the order of their calls. A later plan replaces the best plan
 /// only if it is faster.
-const PROPOSALS: [Propose; 4] = [direct, several, by_turns, in_fewer_chunks];
+const PROPOSALS: [Propose; 3] = [direct, several, in_fewer_chunks];
 
 /// Returns the fastest proposed plan of a batch if the driver copies pageable memory. The plan does not depend on the numbers of the GPUs
 /// or on the order of the transfers, except in very large batches.
@@ -207,9 +207,6 @@ impl Proposed<'_> {
             return Ok(false);
         }
         for &engine in engines {
-            if !seen.is_empty() && self.judge.is_beaten(mechanism::least(&self.selection, assignment, engine)) {
-                continue;
-            }
             let alternative = Alternative::new(&self.selection, assignment.clone(), engine);
             let ops: Vec<DirectOp> = alternative.launches.iter().map(|launch| launch.op.clone()).collect();
             if !seen.contains(&ops) {
@@ -253,39 +250,38 @@ fn direct(proposed: &mut Proposed<'_>) -> Result<(), PlanError> {
 /// Proposes several paths for each transfer, each over one relay at most. The linear program divides the data among them. If the best plan
 /// then uses relays both in host memory and on GPUs, also proposes plans without host memory and plans without other GPUs.
 fn several(proposed: &mut Proposed<'_>) -> Result<(), PlanError> {
-    let options = proposed.selection.options;
-    if !propose_paths(proposed, |_, _| None)? {
+    if !propose_paths(proposed, None)? || proposed.selection.options.tuned.is_some() {
         return Ok(());
     }
     let Some(Basis::Paths(alternative, _)) = proposed.judge.best().map(|best| &best.of) else { return Ok(()) };
     let vias = || alternative.assignment.shares.iter().filter_map(|share| proposed.selection.candidates[share.candidate].via);
-    let (by_host, by_gpu) = (vias().any(|via| via.is_host()), vias().any(|via| !via.is_host()));
-    if by_host && by_gpu && options.tuned.is_none() {
-        let closes = |name, host: bool| {
-            move |selection: &Selection<'_>, at: usize| {
-                selection.candidates[at].via.is_some_and(|via| via.is_host() == host).then_some(Reason::Slower(name))
-            }
-        };
-        propose_paths(proposed, closes("host memory", true))?;
-        propose_paths(proposed, closes("other GPUs", false))?;
+    if vias().any(|via| via.is_host()) && vias().any(|via| !via.is_host()) {
+        propose_paths(proposed, Some(true))?;
+        propose_paths(proposed, Some(false))?;
     }
     Ok(())
 }
 
-/// Proposes several paths for each transfer, except for long copies of one GPU to several other GPUs over the same link, which use only the
-/// direct path. Such copies run one after the other, and take equally long only if they are not divided. Proposes nothing if all copies or
-/// no copies are of this kind.
-fn by_turns(proposed: &mut Proposed<'_>) -> Result<(), PlanError> {
-    let Proposed { selection, .. } = &*proposed;
-    let exits = mechanism::turns(selection);
-    if exits.iter().all(|is_turn| !is_turn) || exits.iter().all(|is_turn| *is_turn) {
-        return Ok(());
+/// Proposes several paths for each transfer, except paths through host memory (`closed` is true) or through other GPUs (`closed` is false).
+/// Returns true if the plan is the fastest so far.
+fn propose_paths(proposed: &mut Proposed<'_>, closed: Option<bool>) -> Result<bool, PlanError> {
+    let without = proposed.judge.seconds();
+    let Some(assignment) = proposed.selection.several_paths(without, closed) else {
+        proposed.give_reasons(|_| None);
+        return Ok(false);
+    };
+    let is_staged = |program: &Program| program.ops.iter().any(|op| !op.after.is_empty());
+    let has_several = proposed.judge.best().is_some_and(|best| is_staged(&best.program));
+    // Earlier plans with one path are discarded if several paths were measured to be faster.
+    if proposed.selection.options.tuned.is_some_and(|tuned| tuned.several) && !has_several {
+        proposed.judge.forget();
     }
-    propose_paths(proposed, |selection, at| {
-        let is_relay = selection.candidates[at].via.is_some();
-        (is_relay && exits[selection.candidates[at].demand as usize]).then_some(Reason::Turns)
-    })?;
-    Ok(())
+    if proposed.offer_by_engines(&assignment)? {
+        return Ok(true);
+    }
+    let seconds = proposed.judge.last();
+    proposed.give_reasons(|_| Some(Reason::NotFaster { seconds, one_path: without }));
+    Ok(false)
 }
 
 /// Proposes the best plan so far with fewer chunks, and several paths with fewer chunks, if issuing the operations is a large part of the
@@ -293,7 +289,7 @@ fn by_turns(proposed: &mut Proposed<'_>) -> Result<(), PlanError> {
 fn in_fewer_chunks(proposed: &mut Proposed<'_>) -> Result<(), PlanError> {
     let options = proposed.selection.options;
     let Some(best) = proposed.judge.best() else { return Ok(()) };
-    let issued = executor::issue(options, proposed.selection.machine.costs()) * best.program.ops.len() as f64;
+    let issued = options.issue(proposed.selection.machine.costs()) * best.program.ops.len() as f64;
     let is_staged = best.program.ops.iter().any(|op| !op.after.is_empty());
     let Basis::Paths(alternative, closed) = &best.of else { return Ok(()) };
     if !is_staged || options.chunk_bytes.is_some() || issued < MOSTLY_ISSUE * best.seconds {
@@ -307,30 +303,8 @@ fn in_fewer_chunks(proposed: &mut Proposed<'_>) -> Result<(), PlanError> {
         if let Ok(assignment) = proposed.selection.stage(unstaged()) {
             proposed.offer_by_engines(&assignment)?;
         }
-        propose_paths(proposed, |_, _| None)?;
+        propose_paths(proposed, None)?;
     }
     proposed.selection.coarser = 1;
     Ok(())
-}
-
-/// Proposes several paths for each transfer. Candidate paths for which `closes` returns a reason are excluded. Returns true if the plan is
-/// the fastest so far. If several paths were measured to be faster ([`Tuned::several`](super::Tuned::several)), earlier plans
-/// with one path are discarded first.
-fn propose_paths(proposed: &mut Proposed<'_>, closes: impl Fn(&Selection<'_>, usize) -> Option<Reason>) -> Result<bool, PlanError> {
-    let without = proposed.judge.seconds();
-    let Some(assignment) = proposed.selection.several_paths(without, closes) else {
-        proposed.give_reasons(|_| None);
-        return Ok(false);
-    };
-    let is_staged = |program: &Program| program.ops.iter().any(|op| !op.after.is_empty());
-    let has_several = proposed.judge.best().is_some_and(|best| is_staged(&best.program));
-    if proposed.selection.options.tuned.is_some_and(|tuned| tuned.several) && !has_several {
-        proposed.judge.forget();
-    }
-    if proposed.offer_by_engines(&assignment)? {
-        return Ok(true);
-    }
-    let seconds = proposed.judge.last();
-    proposed.give_reasons(|_| Some(Reason::NotFaster { seconds, one_path: without }));
-    Ok(false)
 }

@@ -78,7 +78,6 @@ impl Reason {
             Reason::FixedCost { .. } => "fixed_cost",
             Reason::NoShare => "no_share",
             Reason::NotFaster { .. } => "not_faster",
-            Reason::Turns => "turns",
             Reason::Slower(_) => "slower",
             Reason::Staging { .. } => "staging",
         }
@@ -120,10 +119,9 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
         (Reason::NotFaster { seconds, one_path }, _) => {
             format!("several paths would take {}, which is not less than {} without them", time(*seconds), time(*one_path))
         }
-        (Reason::Turns, _) => {
-            "the copies of one GPU go to several others in turn, and parts of unequal size would disturb this order".into()
+        (Reason::Slower(via), _) => {
+            format!("the plan is faster without paths through {}", if via.is_host() { "host memory" } else { "other GPUs" })
         }
-        (Reason::Slower(what), _) => format!("the plan is faster without paths through {what}"),
         (Reason::Staging { ring_bytes }, _) => {
             format!(
                 "the limit of staging memory leaves {} for the buffer of this path; a larger staging_bytes would allow it",
@@ -149,6 +147,7 @@ pub(super) fn reasons_among_many<'p>(
                 Reason::NotFaster { seconds, one_path } => (seconds.to_bits(), one_path.to_bits()),
                 Reason::Staging { ring_bytes } => (*ring_bytes, 0),
                 Reason::Option(why) => (why.as_ptr().addr() as u64, why.len() as u64),
+                Reason::Slower(via) => (via.is_host().into(), 0),
                 Reason::NoShare => (loads.busiest(machine, shape, rejection.via).is_some_and(|(_, busy)| busy >= IN_USE).into(), 0),
                 _ => (0, 0),
             };

@@ -15,7 +15,6 @@
 
 use super::bound::Proof;
 use super::canonical::renamed;
-use super::executor;
 use super::judge::Judge;
 use super::lower::copying_device;
 use super::network::{Commodity, Network, Tree};
@@ -37,8 +36,11 @@ pub const LEAST_BYTES: u64 = 1 << 20;
 /// Parameters of one proposed program. More trees come closer to the capacity of the links; fewer and larger chunks wait less for each
 /// other.
 struct Try {
-    /// Trees among which each group's data may be divided.
-    trees: Candidates,
+    /// True if the data is divided into equal blocks, each with a tree of its own, so that each device sends at most one block and receives
+    /// at most one block at a time ([`rounds`](super::rounds)). The time until the last member receives its first block hardly grows with the
+    /// number of members. If false, the data is divided among the trees that are the cheapest under some prices (dual values) of resources;
+    /// the star, in which the source sends to all members; and for each member the tree in which it forwards the data to all others.
+    rounds: bool,
     /// Smallest fraction of the data of a group (transfers with the same source) for which a tree is worth the operations that it needs.
     least_share: f64,
     /// Factor on the number of chunks or blocks. With 1, the number balances the cost of synchronisations against the time until the last
@@ -49,30 +51,14 @@ struct Try {
     lanes: usize,
 }
 
-/// Set of trees among which a group's data is divided.
-#[derive(Copy, Clone, PartialEq, Eq)]
-enum Candidates {
-    /// Trees that are the cheapest under some prices (dual values) of resources, and in addition the trees of [`Candidates::Hubs`].
-    Priced,
-    /// Star, in which the source sends to all members, and for each member the tree in which that member forwards the data to all others.
-    Hubs,
-    /// Single chain, in which each device forwards all data to the next device.
-    Chain,
-    /// One tree for each of several equal blocks of the data, so that each device sends at most one block and receives at most one block at
-    /// a time ([`rounds`](super::rounds)). The time until the last member receives its first block hardly grows with the number of members.
-    Rounds,
-}
-
 /// Parameters that are tried, in order. Each set is the best for some presets and random machines.
-const TRIES: [Try; 8] = [
-    Try { trees: Candidates::Priced, least_share: 0.02, chunks: 1.0, lanes: 2 },
-    Try { trees: Candidates::Priced, least_share: 0.02, chunks: 0.5, lanes: 2 },
-    Try { trees: Candidates::Priced, least_share: 0.02, chunks: 0.5, lanes: 1 },
-    Try { trees: Candidates::Priced, least_share: 0.05, chunks: 1.5, lanes: 2 },
-    Try { trees: Candidates::Hubs, least_share: 0.02, chunks: 1.0, lanes: 1 },
-    Try { trees: Candidates::Chain, least_share: 0.0, chunks: 1.0, lanes: 1 },
-    Try { trees: Candidates::Rounds, least_share: 0.0, chunks: 1.0, lanes: 1 },
-    Try { trees: Candidates::Rounds, least_share: 0.0, chunks: 0.7, lanes: 1 },
+const TRIES: [Try; 6] = [
+    Try { rounds: false, least_share: 0.02, chunks: 1.0, lanes: 2 },
+    Try { rounds: false, least_share: 0.02, chunks: 0.5, lanes: 2 },
+    Try { rounds: false, least_share: 0.02, chunks: 0.5, lanes: 1 },
+    Try { rounds: false, least_share: 0.05, chunks: 1.5, lanes: 2 },
+    Try { rounds: true, least_share: 0.0, chunks: 1.0, lanes: 1 },
+    Try { rounds: true, least_share: 0.0, chunks: 0.7, lanes: 1 },
 ];
 
 /// Largest number of devices of a machine for which trees are searched by prices (dual values) of resources. The time of the search grows
@@ -338,12 +324,11 @@ fn propose_trees(
             break;
         }
         // Each member would be the hub of a tree, which are too many trees for a large machine.
-        if matches!(attempt.trees, Candidates::Priced | Candidates::Hubs) && !is_priced {
+        if !attempt.rounds && !is_priced {
             continue;
         }
-        let scatters = matches!(attempt.trees, Candidates::Priced | Candidates::Hubs);
         // Copy engines behind a switch do not reach the simulated rate if GPUs exchange chunks with several others; see `Costs::scattered`.
-        let is_slowed = is_behind_switch && options.passing == Passing::CopyEngines && scatters;
+        let is_slowed = is_behind_switch && options.passing == Passing::CopyEngines && !attempt.rounds;
         problem.offer(attempt, &trees, if is_slowed { machine.costs().scattered } else { 1.0 }, rest, judge);
     }
     Some(bound)
@@ -388,20 +373,20 @@ impl Problem<'_> {
         {
             return None;
         }
-        self.give_chunks(&mut shares, attempt)?;
-        let copies = |shares: &[Share]| shares.iter().map(|share| share.chunks.len() * share.tree.len()).sum::<usize>();
-        let issued = copies(&shares) as f64 * executor::issue(self.options, self.machine.costs()) / (MOST_ISSUED * self.bound);
-        let is_coarser = attempt.trees != Candidates::Rounds && issued > 1.0 && issued.is_finite();
-        let coarser = [1.0, issued].into_iter().take(if is_coarser { 2 } else { 1 });
-        for factor in coarser {
-            shares.iter_mut().for_each(|share| share.chunks.clear());
-            self.give_chunks(&mut shares, &Try { chunks: attempt.chunks / factor, ..*attempt })?;
-            if !judge.is_too_much(copies(&shares) as u64) {
+        let mut coarser = 1.0;
+        loop {
+            self.give_chunks(&mut shares, &Try { chunks: attempt.chunks / coarser, ..*attempt })?;
+            let copies = shares.iter().map(|share| share.chunks.len() * share.tree.len()).sum::<usize>();
+            if !judge.is_too_much(copies as u64) {
                 let program = self.lowered(&shares, attempt);
                 judge.offer_at(part, program, || Basis::Transfers(self.transfers(&shares, rest)));
             }
+            let issued = copies as f64 * self.options.issue(self.machine.costs()) / (MOST_ISSUED * self.bound);
+            if attempt.rounds || coarser > 1.0 || issued <= 1.0 || !issued.is_finite() {
+                return Some(());
+            }
+            coarser = issued;
         }
-        Some(())
     }
 
     /// Returns the plans of all transfers of the batch. Transfers that are in no group keep their plan in `rest`.
@@ -452,12 +437,12 @@ impl Problem<'_> {
     /// if a group has no tree or the solver fails.
     fn shares(&self, attempt: &Try, priced: &[Vec<Tree>]) -> Option<Vec<Share>> {
         let Problem { machine, groups, network, flows, busy, .. } = self;
-        let Try { trees, least_share, .. } = attempt;
-        if *trees == Candidates::Rounds {
+        let Try { rounds, least_share, .. } = attempt;
+        if *rounds {
             return self.blocks(attempt);
         }
         let resources = machine.resources().len();
-        let mut found = if *trees == Candidates::Priced { priced.to_vec() } else { vec![Vec::new(); flows.len()] };
+        let mut found = priced.to_vec();
         for (flow, found) in flows.iter().zip(&mut found) {
             // The star, and for each member the tree in which it forwards the data to all others. Behind a switch these are as fast as any
             // trees, and have at most two successive copies.
@@ -466,11 +451,7 @@ impl Problem<'_> {
                 std::iter::once((flow.src, *hub)).chain(others).collect()
             };
             let star: Tree = flow.to.iter().map(|member| (flow.src, *member)).collect();
-            let fixed: Vec<Tree> = match trees {
-                Candidates::Chain => vec![in_order(flow).windows(2).map(|hop| (hop[0], hop[1])).collect()],
-                _ => flow.to.iter().map(hub).chain([star]).collect(),
-            };
-            for tree in fixed {
+            for tree in flow.to.iter().map(hub).chain([star]) {
                 if tree.iter().all(|(from, to)| network.joins(*from, *to)) && !found.contains(&tree) {
                     found.push(tree);
                 }
@@ -563,7 +544,7 @@ impl Problem<'_> {
         let costs = self.machine.costs();
         let later = f64::from((flow.to.len() + 1).next_power_of_two().ilog2()) - 1.0;
         let slowest = self.network.work_of(flow, (flow.src, flow.to[0])).iter().map(|work| work.1).fold(0.0, f64::max);
-        let (link_time, issue) = (bytes as f64 * slowest, executor::issue(self.options, costs) * flow.to.len() as f64);
+        let (link_time, issue) = (bytes as f64 * slowest, self.options.issue(costs) * flow.to.len() as f64);
         let by_rounds = (later * link_time / costs.chunk_via_gpu).sqrt();
         // Multiplied by the count, the equation of both times is: count² * (issue - chunk_via_gpu) = count * linear + later * link_time.
         let (further, linear) = (issue - costs.chunk_via_gpu, link_time + later * costs.chunk_via_gpu);
@@ -571,7 +552,7 @@ impl Problem<'_> {
         if further > 0.0 { by_rounds.min(by_issue) } else { by_rounds }
     }
 
-    /// Returns the trees of [`Candidates::Rounds`]. The number of blocks is [`Problem::block_count`] multiplied by [`Try::chunks`], unless
+    /// Returns the trees of [`Try::rounds`]. The number of blocks is [`Problem::block_count`] multiplied by [`Try::chunks`], unless
     /// the options set it. Returns `None` if a direct copy between two members does not exist.
     fn blocks(&self, attempt: &Try) -> Option<Vec<Share>> {
         let Problem { options, groups, network, flows, .. } = self;
@@ -626,6 +607,7 @@ impl Problem<'_> {
             }
             let (source, offset) = &mut begin[share.group];
             let mut left = share.bytes;
+            share.chunks.clear();
             while left > 0 {
                 let chunk = Chunk {
                     source: *source,
@@ -644,13 +626,13 @@ impl Problem<'_> {
 
     /// Returns the chunk size of a tree, in bytes. The number of chunks is the square root of (time of the copies before the last / time of
     /// a synchronisation), times [`Try::chunks`], unless the options set it. The data is one chunk if no device forwards it and there is
-    /// one lane (internal stream) between two devices, if the tree distributes one block, or if `is_alone`. `is_alone` is true if the tree is a single copy and no other tree
-    /// copies between its two devices.
+    /// one lane (internal stream) between two devices, if the tree distributes one block, or if `is_alone`. `is_alone` is true if the tree
+    /// is a single copy and no other tree copies between its two devices.
     fn chunk_bytes(&self, share: &Share, by: &Try, is_alone: bool) -> u64 {
         let Problem { machine, options, network, flows, .. } = self;
         let (Share { tree, bytes, .. }, flow) = (share, &flows[share.group]);
         let hops = depth(tree).saturating_sub(1).max(by.lanes as u32 - 1);
-        if hops == 0 || is_alone || by.trees == Candidates::Rounds {
+        if hops == 0 || is_alone || by.rounds {
             return *bytes;
         }
         let slowest = tree.iter().flat_map(|hop| network.work_of(flow, *hop)).map(|work| work.1).fold(0.0, f64::max);
@@ -712,7 +694,7 @@ impl Problem<'_> {
             let (from_place, to_place) =
                 (if from == flow.src { Place::Source { transfer: transfers[to_member], offset } } else { place(from) }, place(to));
             // In rounds, a device sends one block at a time, so all its copies share a lane.
-            let pair = (from, if attempt.trees == Candidates::Rounds { from } else { to });
+            let pair = (from, if attempt.rounds { from } else { to });
             let pair = lanes.iter().position(|lanes| lanes.pair == pair).unwrap_or_else(|| {
                 lanes.push(PairLanes { pair, own: SmallVec::new(), chunks: 0 });
                 lanes.len() - 1
@@ -732,7 +714,7 @@ impl Problem<'_> {
             if let Place::Slot { .. } = from_place {
                 read.entry((at, chunk, from)).or_default().push(op);
             }
-            if attempt.trees == Candidates::Rounds {
+            if attempt.rounds {
                 // If a device received two blocks concurrently, both would arrive late, and so would the blocks of all later rounds.
                 after.extend(last.insert(to, op).filter(|_| groups.len() == 1));
             }
