@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-#ifndef MPGPU_HALO_INDEXED_UMBRELLA_HPP
-#define MPGPU_HALO_INDEXED_UMBRELLA_HPP
+#ifndef MPGPU_HALO_INDEXED_HPP
+#define MPGPU_HALO_INDEXED_HPP
 
 /// @file
 /// Exchange of vector entries by index lists, for finite elements, graphs and sparse matrices. Each rank is a process.
@@ -31,7 +31,7 @@
 
 #include <mpgpu/halo/index_arrays.hpp>
 #include <mpgpu/halo/index_lists.hpp>
-#include <mpgpu/halo/indexed.hpp>
+#include <mpgpu/halo/index_exchange.hpp>
 #include <mpgpu/halo_mpi.hpp>
 
-#endif // MPGPU_HALO_INDEXED_UMBRELLA_HPP
+#endif // MPGPU_HALO_INDEXED_HPP

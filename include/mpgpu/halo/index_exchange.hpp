@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-#ifndef MPGPU_HALO_INDEXED_HPP
-#define MPGPU_HALO_INDEXED_HPP
+#ifndef MPGPU_HALO_INDEX_EXCHANGE_HPP
+#define MPGPU_HALO_INDEX_EXCHANGE_HPP
 
 /// @file
 /// Exchanges by index lists. Part of mpgpu/halo_indexed.hpp; include that header.
@@ -296,4 +296,4 @@ class indexed {
 
 } // namespace mpgpu::halo
 
-#endif // MPGPU_HALO_INDEXED_HPP
+#endif // MPGPU_HALO_INDEX_EXCHANGE_HPP
