@@ -30,8 +30,8 @@
 /// Errors are thrown as described in mpgpu.hpp.
 
 #include <mpgpu/halo/index_arrays.hpp>
-#include <mpgpu/halo/index_lists.hpp>
 #include <mpgpu/halo/index_exchange.hpp>
+#include <mpgpu/halo/index_lists.hpp>
 #include <mpgpu/halo_mpi.hpp>
 
 #endif // MPGPU_HALO_INDEXED_HPP

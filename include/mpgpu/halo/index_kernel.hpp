@@ -8,8 +8,8 @@
 /// the flags of its own inbox and scatters the messages. Part of mpgpu/halo_indexed.hpp; include that header.
 ///
 /// **Protocol.** The protocol is that of pushed messages (halo/pushed.hpp). The kernel counts the exchanges of its rank
-/// in device memory. An inbox has two halves, and exchange n uses half n % 2. To set a flag, the kernel writes the
-/// number of the exchange to it. Flags are compared by `>=`.
+/// in device memory. An inbox has room for two exchanges: exchange n uses half n % 2. To set a flag, the kernel writes
+/// the number of the exchange to it. Flags are compared by `>=`.
 ///
 /// **Proof that a half is free.** The proof of halo/pushed.hpp requires three properties:
 /// - Each rank receives a message from every rank to which it sends one. Here, two ranks that exchange any entry send
