@@ -329,25 +329,35 @@ void check_fields(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
             "an exchange of an empty object");
 }
 
-/// Tests neighbours on other nodes: each rank counts as a node.
-void check_nodes(const mpgpu::context &ctx) {
-    const mpgpu::mpi::node alone(ctx, MPI_COMM_WORLD, MPI_COMM_SELF, halo_test::device_of(ctx, world_rank));
+/// Tests that an exchange ends with an error if a rank on another node does not take part in it.
+void check_time_limit(const mpgpu::context &ctx, const mpgpu::mpi::node &alone) {
     const int ranks = alone.communicator_size();
-    std::vector<halo::index_neighbour> neighbours = {
-        {world_rank, halo::index_list::range(0, 2), halo::index_list::range(2, 2)}};
-    halo::indexed ex(ctx, alone, halo_test::device_of(ctx, world_rank), 4, neighbours, options_for(ctx, 8));
-    ex.destroy();
     if (ranks == 1) {
         return;
     }
-    if (world_rank == 0) {
-        neighbours.push_back({1, {}, {}});
+    const mpgpu::device where = halo_test::device_of(ctx, world_rank);
+    const mpgpu::stream stream(ctx, where);
+    mpgpu::buffer<double> x(ctx, where, 10);
+    std::vector<halo::index_neighbour> neighbours;
+    if (world_rank < 2) {
+        neighbours.push_back({1 - world_rank, halo::index_list::range(0, 5), halo::index_list::range(5, 5)});
     }
-    const auto failure = ranks_test::failure_of([&] {
-        const halo::indexed made(ctx, alone, halo_test::device_of(ctx, world_rank), 4, neighbours, options_for(ctx, 8));
-    });
-    require(failure == (world_rank == 0 ? mpgpu::status::not_supported : mpgpu::status::invalid_argument),
-            "a neighbour on another node");
+    halo::index_options how = options_for(ctx, 8);
+    how.time_limit = std::chrono::milliseconds(200);
+    halo::indexed ex(ctx, alone, where, 10, neighbours, how);
+    if (world_rank == 0) {
+        std::string why;
+        try {
+            ex.exchange(stream, x);
+        } catch (const mpgpu::timeout &e) {
+            why = e.what();
+        }
+        require(why.find("messages have not arrived from rank 1") != std::string::npos, "the error is: " + why);
+        require(ranks_test::failure_of([&] { ex.start(stream, x); }) == mpgpu::status::rank_failed,
+                "an exchange after one that has failed");
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    ex = halo::indexed(); // without destroy, because an exchange has failed
 }
 
 void run() {
@@ -359,10 +369,19 @@ void run() {
     const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, halo_test::device_of(ctx, world_rank));
     check_refusals(ctx, node);
     check_fields(ctx, node);
-    check_nodes(ctx);
+    std::vector<mpgpu::mpi::node> nodes; // some of the ranks count as a node
+    for (const int size : {1, 2, 3}) {
+        MPI_Comm local = MPI_COMM_NULL;
+        MPI_Comm_split(MPI_COMM_WORLD, world_rank / size, world_rank, &local);
+        nodes.emplace_back(ctx, MPI_COMM_WORLD, local, halo_test::device_of(ctx, world_rank));
+        MPI_Comm_free(&local);
+    }
+    check_refusals(ctx, nodes[1]);
+    check_fields(ctx, nodes[0]);
+    check_time_limit(ctx, nodes[0]);
     std::size_t exchanges = 0;
     for (std::uint64_t i = 0; i < cases; ++i) {
-        exchanges += run_case(ctx, node, reference::mix(seed, i));
+        exchanges += run_case(ctx, i % 3 == 0 ? nodes[i / 3 % nodes.size()] : node, reference::mix(seed, i));
     }
     if (world_rank == 0) {
         std::printf("%zu exchanges of %llu cases, seed %llu\n", exchanges, static_cast<unsigned long long>(cases),

@@ -7,6 +7,7 @@
 
 #include <mpgpu/halo/departure.hpp>
 #include <mpgpu/halo/index_arrays.hpp>
+#include <mpgpu/halo/index_messages.hpp>
 #include <mpgpu/halo/index_pairs.hpp>
 #include <mpgpu/halo/processes.hpp>
 
@@ -21,8 +22,13 @@
 
 namespace mpgpu::halo {
 
-/// Exchange of the entries of vectors by index lists, between the ranks of one node. Each rank is a process. The object
-/// is created once. Each exchange names the vectors that take part in it.
+/// Exchange of the entries of vectors by index lists, between the ranks of a communicator. Each rank is a process. The
+/// object is created once. Each exchange names the vectors that take part in it.
+///
+/// Neighbours on this node: the kernel exchanges the entries. No function except `destroy` blocks.
+///
+/// Neighbours on other nodes: MPI exchanges messages in host memory. `start` blocks until the entries are gathered, and
+/// `finish` blocks until the messages have arrived. MPI must allow calls from the threads that call these functions.
 ///
 /// All ranks execute the same exchanges in the same order, with the same operations. They pass the same number of
 /// fields with the same entry sizes. Exchanges run one after the other, even in different streams.
@@ -42,8 +48,8 @@ class indexed {
     ///
     /// If one rank cannot create the exchange, all ranks throw. They throw `argument_error` if an index is not less
     /// than `entries`, if an entry is in two receive lists, or if the lengths of a send list and of its receive list
-    /// differ. They throw `not_supported` if a neighbour is on another node, if the memory of a neighbour cannot be
-    /// mapped, or if `index_options::kernel` is empty on the CUDA backend.
+    /// differ. They throw `not_supported` if the memory of a neighbour on this node cannot be mapped, or if
+    /// `index_options::kernel` is empty on the CUDA backend.
     indexed(const context &ctx, const mpi::node &node, device where, std::size_t entries,
             array_view<const index_neighbour> neighbours, const index_options &how = {})
         : indexed(make(ctx, node, where, entries, neighbours, how)) {}
@@ -55,6 +61,9 @@ class indexed {
         check_made();
         indexed whole = std::move(*this); // is destroyed at the end of this function
         whole.end_.synchronize();
+        if (whole.messages_) {
+            whole.messages_->close();
+        }
         whole.leaving_.reset();
         whole.others_->barrier(); // after this, no rank writes to memory of another rank
         whole.others_->unmap();
@@ -62,12 +71,18 @@ class indexed {
     }
 
     /// Enqueues an exchange of up to `most_fields` fields after all earlier work in `stream` and before all later work.
-    /// Never blocks. `stream` is a stream of the exchange's device.
+    /// Blocks only if a rank has neighbours on other nodes. `stream` is a stream of the exchange's device.
     ///
     /// Throws `argument_error` if the fields are not valid; nothing is enqueued then. Throws `peer_gone` if a neighbour
-    /// has exited. Throws `driver_error`.
+    /// has exited, and `timeout` if neighbours on other nodes exceed `index_options::time_limit`. Throws
+    /// `not_supported` if the stream is being captured and there are neighbours on other nodes. Throws `driver_error`.
     void exchange(stream_view stream, array_view<const index_field> fields,
                   index_operation operation = index_operation::copy) {
+        if (calls_mpi()) {
+            start(stream, fields, operation);
+            finish(stream);
+            return;
+        }
         enqueue(stream, checked(fields, operation));
     }
     /// Enqueues an exchange of one field.
@@ -96,7 +111,14 @@ class indexed {
                index_operation operation = index_operation::copy) {
         detail::index_call call = checked(fields, operation);
         call.scatters = false;
+        if (calls_mpi()) {
+            messages_->check_usable();
+        }
         enqueue(stream, call);
+        if (calls_mpi()) {
+            end_.synchronize(); // MPI is not ordered by streams
+            messages_->start(call);
+        }
         started_ = call;
     }
     /// Starts an exchange of one field.
@@ -110,8 +132,8 @@ class indexed {
     }
 
     /// Finishes the exchange that was started: enqueues a kernel that waits for the messages and scatters or adds them,
-    /// after all earlier work in `stream` and before all later work. The fields are those of `start`. Never blocks.
-    /// Throws the exceptions of `exchange`, and `argument_error` if no exchange was started.
+    /// after all earlier work in `stream` and before all later work. The fields are those of `start`. Throws the
+    /// exceptions of `exchange`, and `argument_error` if no exchange was started.
     void finish(stream_view stream) {
         check_made();
         if (!started_) {
@@ -119,6 +141,9 @@ class indexed {
         }
         detail::index_call call = *started_;
         started_.reset();
+        if (calls_mpi()) {
+            messages_->wait();
+        }
         call.gathers = false;
         call.scatters = true;
         enqueue(stream, call);
@@ -159,10 +184,17 @@ class indexed {
         const detail::index_pairs pairs(node, neighbours, how.entry_bytes);
         all([&] { check(pairs.wrong(node.communicator_rank())); });
         const int sharing = detail::ranks_sharing(ctx, where, node.communicator());
+        mpi::detail::communicator own; // of the messages to other nodes
+        if (!ranks::is_one_node(node)) {
+            mpi::detail::check(MPI_Comm_dup(node.everyone(), own.address()), "MPI_Comm_dup");
+        }
         std::optional<indexed> made;
         all([&] {
             made.emplace(indexed(ctx));
             made->allocate(ctx, node, where, entries, pairs);
+            if (own.get() != MPI_COMM_NULL) {
+                made->messages_ = std::make_unique<detail::index_messages>(ctx, node, pairs, how, std::move(own));
+            }
         });
         made->others_->gone_there = node.exchange(made->others_->gone);
         made->others_->inboxes = node.exchange<std::byte>({device_span<std::byte>(made->inbox_)}, where);
@@ -200,6 +232,10 @@ class indexed {
         std::vector<std::uint64_t *> there;
         for (std::size_t m = 0; m < pairs.neighbours.size(); ++m) {
             const int rank = pairs.neighbours[m].rank;
+            if (!node.contains(rank)) {
+                messages_->place(arrays.messages[m], rank);
+                continue;
+            }
             const detail::index_offer &own = pairs.own[static_cast<std::size_t>(rank)];
             const detail::index_offer &other = pairs.offers[static_cast<std::size_t>(rank)];
             std::byte *const here = inbox_.data();
@@ -236,6 +272,11 @@ class indexed {
         return detail::cpu_indexed();
     }
 
+    /// Returns true if this rank has neighbours on other nodes.
+    [[nodiscard]] bool calls_mpi() const noexcept {
+        return messages_ && messages_->has_peers();
+    }
+
     void check_made() const {
         if (!*this) {
             mpgpu::detail::fail_empty("indexed");
@@ -266,6 +307,11 @@ class indexed {
                                                        std::to_string(where_.id()) + "; pass a stream of that device"));
         }
         const bool is_captured = capturing != 0;
+        if (is_captured && calls_mpi()) {
+            detail::fail(detail::refusal(status::not_supported, "stream",
+                                         "an exchange with ranks on other nodes cannot be captured: MPI sends its "
+                                         "messages, and calls of MPI cannot be part of a graph"));
+        }
         leaving_->expect(is_captured, leaving_->exchanges + (call.gathers ? 1 : 0));
         // Exchanges of a capture are in one stream. Only the two parts of one exchange may be in different streams.
         event &end = is_captured ? captured_end_ : end_;
@@ -285,10 +331,11 @@ class indexed {
     std::size_t entry_bytes_ = 0;
     std::uint64_t sent_ = 0;
     std::uint64_t received_ = 0;
-    std::unique_ptr<ranks::of_others> others_; ///< mapped memory of other ranks
-    memory inbox_;                             ///< messages that arrive, in two halves, and their flags
-    event end_;                                ///< end of the last launch
-    event captured_end_;                       ///< end of the last launch in a capture
+    std::unique_ptr<ranks::of_others> others_;         ///< mapped memory of other ranks
+    memory inbox_;                                     ///< messages that arrive, in two halves, and their flags
+    std::unique_ptr<detail::index_messages> messages_; ///< messages to ranks on other nodes; null on a single node
+    event end_;                                        ///< end of the last launch
+    event captured_end_;                               ///< end of the last launch in a capture
     index_launch launch_;
     std::optional<detail::index_call> started_;  ///< exchange that was started and is not finished
     std::unique_ptr<detail::departure> leaving_; ///< notifies other ranks at destruction

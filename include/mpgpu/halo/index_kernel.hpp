@@ -31,6 +31,11 @@
 /// `reverse_add`. The kernel then waits for all messages. One thread adds all contributions to a number: by ascending
 /// rank of the sender, and by position in the message. The sum is therefore the same in every execution.
 ///
+/// **Ranks on other nodes.** Messages to and from them are in host memory and have no flags. The kernel that gathers
+/// has ended before MPI sends them, and the kernel that scatters is launched after MPI has received them. One place per
+/// message is enough: an exchange has sent its messages before the next one gathers, and the messages of an exchange
+/// are received after its gathering kernel has ended, which runs after the scattering kernel of the previous exchange.
+///
 /// **Message format.** A message contains its fields one after the other. Each field is aligned to 16 bytes and
 /// contains the entries in the order of the index list, without gaps. The sender and the receiver may copy words of
 /// different sizes.
@@ -68,8 +73,8 @@ struct index_message {
     std::byte *here = nullptr;           ///< message from the neighbour, in the first half of this rank's inbox
     std::uint64_t there_half = 0;        ///< offset of the second half of the neighbour's inbox, bytes
     std::uint64_t here_half = 0;         ///< offset of the second half of this rank's inbox, bytes
-    std::uint64_t *there_flag = nullptr; ///< flag that this rank sets
-    std::uint64_t *here_flag = nullptr;  ///< flag that the neighbour sets
+    std::uint64_t *there_flag = nullptr; ///< flag that this rank sets; null if the neighbour is on another node
+    std::uint64_t *here_flag = nullptr;  ///< flag that the neighbour sets; null if it is on another node
     index_part send;
     index_part receive;
 };
@@ -314,7 +319,9 @@ MPGPU_NOTIFY_BOTH inline void gather_messages(const notify_block &block, const i
     }
     if (is_last_block(block, &work.state->packed)) {
         for (std::uint32_t m = block.thread; m < work.count; m += block.threads) {
-            mpgpu::detail::store<mpgpu::detail::reach::system>(work.messages[m].there_flag, exchange);
+            if (work.messages[m].there_flag != nullptr) {
+                mpgpu::detail::store<mpgpu::detail::reach::system>(work.messages[m].there_flag, exchange);
+            }
         }
         if (block.thread == 0) {
             mpgpu::detail::store<mpgpu::detail::reach::device>(&work.state->gathered, exchange);

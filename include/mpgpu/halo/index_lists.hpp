@@ -9,6 +9,7 @@
 #include <mpgpu/halo/mesh.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -149,6 +150,11 @@ struct index_options {
     /// Function that creates the kernel, on CUDA `cuda_indexed()` of mpgpu/halo.cuh. If it is empty, CPU threads are
     /// used, which is possible only on the host backend.
     index_kernel kernel;
+    /// Longest time that `finish` waits for messages from and to ranks on other nodes, for example
+    /// `std::chrono::seconds(60)`. If it is empty, it waits without limit, even if such a rank has exited. The time
+    /// starts when `start` has passed the messages to MPI. Ranks on one node are not affected. See
+    /// `options::time_limit`.
+    std::optional<std::chrono::nanoseconds> time_limit;
 };
 
 namespace detail {
@@ -242,6 +248,10 @@ constexpr std::size_t most_entry_bytes = std::size_t{1} << 20U;
     if (how.entry_bytes < 1 || how.entry_bytes > most_entry_bytes) {
         return invalid("how", "index_options::entry_bytes: " + std::to_string(how.entry_bytes) + ": must be 1 to " +
                                   std::to_string(most_entry_bytes));
+    }
+    if (how.time_limit && how.time_limit->count() <= 0) {
+        return invalid("how", "index_options::time_limit: " + std::to_string(how.time_limit->count()) +
+                                  " ns: must be more than 0");
     }
     return std::nullopt;
 }

@@ -24,7 +24,7 @@
 namespace mpgpu::halo::detail {
 
 /// Values that a rank sends to another rank when the exchange is created: the lengths of its lists for that rank, and
-/// the place of that rank's message in its inbox. Trivially copyable.
+/// the place of that rank's message in its inbox, if both ranks are on one node. Trivially copyable.
 struct index_offer {
     std::uint64_t sends;       ///< number of entries that the rank sends to the other
     std::uint64_t receives;    ///< number of entries that the rank expects from the other
@@ -35,6 +35,14 @@ struct index_offer {
     std::uint64_t bytes;       ///< size of the inbox, bytes
 };
 static_assert(std::is_trivially_copyable_v<index_offer>);
+
+/// Returns the size of the memory for a message to or from a neighbour, bytes. The operation of an exchange determines
+/// which of the two lists is sent.
+[[nodiscard]] inline std::uint64_t room_for(const index_neighbour &n, std::uint64_t entry_bytes) noexcept {
+    // Each field of a message is aligned to 16 bytes.
+    return aligned(std::max(n.send.size(), n.receive.size()) * entry_bytes + most_fields * piece_alignment,
+                   message_alignment);
+}
 
 /// Neighbours of this rank with their messages, and the values that the ranks have offered to each other.
 struct index_pairs {
@@ -48,23 +56,27 @@ struct index_pairs {
                   [](const index_neighbour &a, const index_neighbour &b) { return a.rank < b.rank; });
         const auto ranks = static_cast<std::size_t>(node.communicator_size());
         own.assign(ranks, {0, 0, entry_bytes, 0, 0, 0, 0});
+        std::uint64_t flags = 0; // number of neighbours on this node
         for (const index_neighbour &n : neighbours) {
             index_offer &offer = own[static_cast<std::size_t>(n.rank)];
             offer.sends = n.send.size();
             offer.receives = n.receive.size();
-            offer.offset = half;
-            // Each field of a message is aligned to 16 bytes.
-            half += aligned(std::max(offer.sends, offer.receives) * entry_bytes + most_fields * piece_alignment,
-                            message_alignment);
+            if (node.contains(n.rank)) {
+                offer.offset = half;
+                half += room_for(n, entry_bytes);
+                ++flags;
+            }
         }
-        inbox_bytes = 2 * half + neighbours.size() * sizeof(notification_counter);
+        inbox_bytes = 2 * half + flags * sizeof(notification_counter);
         std::uint64_t flag = 2 * half;
         for (const index_neighbour &n : neighbours) {
-            index_offer &offer = own[static_cast<std::size_t>(n.rank)];
-            offer.flag_offset = flag;
-            offer.half = half;
-            offer.bytes = inbox_bytes;
-            flag += sizeof(notification_counter);
+            if (node.contains(n.rank)) {
+                index_offer &offer = own[static_cast<std::size_t>(n.rank)];
+                offer.flag_offset = flag;
+                offer.half = half;
+                offer.bytes = inbox_bytes;
+                flag += sizeof(notification_counter);
+            }
         }
         offers.resize(ranks);
         const int size = sizeof(index_offer);
@@ -116,14 +128,6 @@ struct index_pairs {
         found = invalid("where", "device " + std::to_string(where.id()) +
                                      " is host memory: the vectors must be on a GPU; on the host backend, use a "
                                      "virtual device");
-    }
-    for (const index_neighbour &n : neighbours) {
-        if (!found && !node.contains(n.rank)) {
-            found = refusal(status::not_supported, "neighbours",
-                            "neighbour " + std::to_string(n.rank) +
-                                " is on another node: halo::indexed exchanges entries only between ranks of one node; "
-                                "exchange these entries by MPI");
-        }
     }
     return found;
 }
