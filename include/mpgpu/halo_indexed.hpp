@@ -4,7 +4,7 @@
 
 /// @file
 /// Exchange of vector entries by index lists, for finite elements, graphs and sparse matrices. Each rank is a process.
-/// Needs mpi.hpp and MPI. All ranks that exchange entries are on one node.
+/// Needs mpi.hpp and MPI.
 ///
 /// @code
 /// mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);

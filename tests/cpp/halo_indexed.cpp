@@ -3,7 +3,8 @@
 // a reference that every rank computes. Errors on one rank must be errors on all ranks.
 //
 // Run by mpirun with any number of ranks, on the host backend, or on GPUs if nvcc has compiled this file. Environment:
-// TEST_CASES is the number of random cases, TEST_SEED the seed, which is printed.
+// TEST_CASES is the number of random cases, TEST_SEED the seed, which is printed. An argument states that the ranks are
+// on several nodes, which tests/cpp/nodes emulates. Otherwise some groups of ranks count as nodes.
 #include "halo_part.hpp"
 #include "index_reference.hpp"
 #include "ranks.hpp"
@@ -360,25 +361,26 @@ void check_time_limit(const mpgpu::context &ctx, const mpgpu::mpi::node &alone) 
     ex = halo::indexed(); // without destroy, because an exchange has failed
 }
 
-void run() {
-    constexpr std::uint64_t few = 15;
-    const std::uint64_t cases = number_from("TEST_CASES", few);
-    const std::uint64_t seed = number_from("TEST_SEED", 1);
+/// Runs all tests. `are_nodes` is true if the ranks are on several machines.
+void run(bool are_nodes) {
     const mpgpu::context ctx;
     halo_test::select_device(ctx, world_rank);
     const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, halo_test::device_of(ctx, world_rank));
+    require(are_nodes == (node.size() < node.communicator_size()), "the ranks are not on the expected nodes");
     check_refusals(ctx, node);
     check_fields(ctx, node);
     std::vector<mpgpu::mpi::node> nodes; // some of the ranks count as a node
-    for (const int size : {1, 2, 3}) {
+    for (const int size : are_nodes ? std::vector<int>{1} : std::vector<int>{1, 2, 3}) {
         MPI_Comm local = MPI_COMM_NULL;
         MPI_Comm_split(MPI_COMM_WORLD, world_rank / size, world_rank, &local);
         nodes.emplace_back(ctx, MPI_COMM_WORLD, local, halo_test::device_of(ctx, world_rank));
         MPI_Comm_free(&local);
     }
-    check_refusals(ctx, nodes[1]);
+    check_refusals(ctx, nodes.back());
     check_fields(ctx, nodes[0]);
     check_time_limit(ctx, nodes[0]);
+    const std::uint64_t cases = number_from("TEST_CASES", node.communicator_size() > 4 ? 9 : 15);
+    const std::uint64_t seed = number_from("TEST_SEED", 1);
     std::size_t exchanges = 0;
     for (std::uint64_t i = 0; i < cases; ++i) {
         exchanges += run_case(ctx, i % 3 == 0 ? nodes[i / 3 % nodes.size()] : node, reference::mix(seed, i));
@@ -392,5 +394,5 @@ void run() {
 } // namespace
 
 int main(int argc, char *argv[]) {
-    return ranks_test::run_together(argc, argv, "all entries are right", run);
+    return ranks_test::run_together(argc, argv, "all entries are right", [argc] { run(argc > 1); });
 }

@@ -4,7 +4,7 @@
 #ifndef MPGPU_TEST_INDEX_REFERENCE_HPP
 #define MPGPU_TEST_INDEX_REFERENCE_HPP
 
-#include <mpgpu/halo_indexed.hpp>
+#include <mpgpu/halo/index_arrays.hpp>
 
 #include <algorithm>
 #include <cstddef>

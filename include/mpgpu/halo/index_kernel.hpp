@@ -3,7 +3,7 @@
 #define MPGPU_HALO_INDEX_KERNEL_HPP
 
 /// @file
-/// Kernel of exchanges by index lists, between ranks of one node. The kernel gathers the entries of all send lists
+/// Kernel of exchanges by index lists. The kernel gathers the entries of all send lists
 /// directly into the inboxes (buffers of received messages) of the receiving ranks and sets their flags. It waits for
 /// the flags of its own inbox and scatters the messages. Part of mpgpu/halo_indexed.hpp; include that header.
 ///

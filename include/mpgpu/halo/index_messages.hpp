@@ -71,7 +71,7 @@ class index_messages {
     }
 
     /// Allows the destructor to free the MPI communicator. Called when all exchanges of all ranks have ended.
-    void close() noexcept { may_free_ = !failed_; }
+    void close() noexcept { may_free_ = !failed_ && requests_.empty(); }
 
     /// Returns true if this rank has neighbours on other nodes.
     [[nodiscard]] bool has_peers() const noexcept { return !peers_.empty(); }
