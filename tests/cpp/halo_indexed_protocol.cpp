@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -136,7 +137,7 @@ class world {
 
   private:
     /// Size of the room for a message, bytes.
-    static constexpr std::size_t room = 128 * 64;
+    static constexpr std::size_t room = std::size_t{128} * 64;
 
     /// Returns the place of the message from rank `from` in the inbox of rank `to`. The flags precede all messages.
     [[nodiscard]] std::byte *place(std::size_t to, std::size_t from) {
@@ -154,9 +155,8 @@ TEST_CASE("ranks that exchange entries at different speeds receive the right ent
         const std::size_t ranks = any(random, 1, 4);
         world w(reference::make_lists(random, ranks, 100), static_cast<std::uint32_t>(any(random, 1, 5)));
         std::vector<reference::exchange> exchanges;
-        for (int i = 0; i < 12; ++i) {
-            exchanges.push_back(reference::make_exchange(random, most_bytes));
-        }
+        std::generate_n(std::back_inserter(exchanges), 12,
+                        [&random] { return reference::make_exchange(random, most_bytes); });
         std::atomic<int> wrong{0};
         std::vector<std::thread> all;
         for (std::size_t rank = 0; rank < ranks; ++rank) {

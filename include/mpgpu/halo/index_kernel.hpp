@@ -402,7 +402,7 @@ MPGPU_NOTIFY_BOTH inline void add_terms(const notify_block &block, const index_w
     word_walk walk(field.words, own.first + block.thread, block.threads);
     for (std::uint64_t i = own.first + block.thread; i < own.end; i += block.threads, walk.advance()) {
         const index_target &target = work.targets[walk.entry()];
-        Number *const to = word_at<Number>(field, target.entry, walk.word());
+        auto *const to = word_at<Number>(field, target.entry, walk.word());
         Number sum = *to;
         for (std::uint64_t t = target.first; t < work.targets[walk.entry() + 1].first; ++t) {
             const index_term term = work.terms[t];
