@@ -22,6 +22,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -322,10 +323,17 @@ void check_fields(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     ex.exchange(stream, x);
     ex.add(stream, x);
     ex.add(stream, good);
+    ex.add(stream, {halo::field_of(x), halo::field_of(x)});
     stream.synchronize();
     require(ex.sent() == 5 && ex.received() == 5 && ex.entries() == 10, "the numbers of entries");
     ex.destroy();
-    require(!ex, "an object after destroy");
+    require(!ex && ex.entries() == 0, "an object after destroy");
+    ex = halo::indexed(ctx, node, where, 4, {}, options_for(ctx, 8));
+    halo::indexed moved = std::move(ex); // exchanges without neighbours
+    moved.exchange(stream, x);
+    moved.add(stream, x);
+    stream.synchronize();
+    moved.destroy();
     require(ranks_test::failure_of([&] { ex.exchange(stream, x); }) == mpgpu::status::invalid_handle,
             "an exchange of an empty object");
 }

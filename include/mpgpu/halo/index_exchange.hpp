@@ -60,14 +60,14 @@ class indexed {
     void destroy() {
         check_made();
         indexed whole = std::move(*this); // is destroyed at the end of this function
-        whole.end_.synchronize();
-        if (whole.messages_) {
-            whole.messages_->close();
+        whole.own_->end.synchronize();
+        if (whole.own_->messages) {
+            whole.own_->messages->close();
         }
-        whole.leaving_.reset();
-        whole.others_->barrier(); // after this, no rank writes to memory of another rank
-        whole.others_->unmap();
-        whole.others_->barrier(); // after this, no rank has mapped memory of another rank
+        whole.own_->leaving.reset();
+        whole.own_->others->barrier(); // after this, no rank writes to memory of another rank
+        whole.own_->others->unmap();
+        whole.own_->others->barrier(); // after this, no rank has mapped memory of another rank
     }
 
     /// Enqueues an exchange of up to `most_fields` fields after all earlier work in `stream` and before all later work.
@@ -96,10 +96,17 @@ class indexed {
     }
 
     /// Enqueues an exchange with the operation `index_operation::reverse_add`: the entries of the receive lists are
-    /// sent back, and are added to the entries of the send lists. `fields` are the arguments of `exchange`. Throws the
-    /// exceptions of `exchange`.
-    template <class Fields> void add(stream_view stream, Fields &&fields) {
-        exchange(stream, std::forward<Fields>(fields), index_operation::reverse_add);
+    /// sent back, and are added to the entries of the send lists. Throws the exceptions of `exchange`.
+    void add(stream_view stream, array_view<const index_field> fields) {
+        exchange(stream, fields, index_operation::reverse_add);
+    }
+    /// Enqueues an exchange of one field with the operation `index_operation::reverse_add`.
+    void add(stream_view stream, const index_field &field) { exchange(stream, field, index_operation::reverse_add); }
+    /// Enqueues an exchange of one vector, a `buffer` or a `device_span`, with the operation
+    /// `index_operation::reverse_add`. Each element is an entry.
+    template <class Elements, std::enable_if_t<mpgpu::detail::is_end<Elements>, int> = 0>
+    void add(stream_view stream, Elements &&elements) {
+        add(stream, field_of(elements));
     }
 
     /// Starts an exchange after all earlier work in `stream`: enqueues a kernel that gathers the entries and sends
@@ -112,14 +119,14 @@ class indexed {
         detail::index_call call = checked(fields, operation);
         call.scatters = false;
         if (calls_mpi()) {
-            messages_->check_usable();
+            own_->messages->check_usable();
         }
         enqueue(stream, call);
         if (calls_mpi()) {
-            end_.synchronize(); // MPI is not ordered by streams
-            messages_->start(call);
+            own_->end.synchronize(); // MPI is not ordered by streams
+            own_->messages->start(call);
         }
-        started_ = call;
+        own_->started = call;
     }
     /// Starts an exchange of one field.
     void start(stream_view stream, const index_field &field, index_operation operation = index_operation::copy) {
@@ -136,13 +143,13 @@ class indexed {
     /// exceptions of `exchange`, and `argument_error` if no exchange was started.
     void finish(stream_view stream) {
         check_made();
-        if (!started_) {
+        if (!own_->started) {
             detail::fail(detail::invalid("stream", "no exchange was started: call start before finish"));
         }
-        detail::index_call call = *started_;
-        started_.reset();
+        detail::index_call call = *own_->started;
+        own_->started.reset();
         if (calls_mpi()) {
-            messages_->wait();
+            own_->messages->wait();
         }
         call.gathers = false;
         call.scatters = true;
@@ -150,20 +157,20 @@ class indexed {
     }
 
     /// Returns true if the object is not empty.
-    explicit operator bool() const noexcept { return static_cast<bool>(launch_); }
+    explicit operator bool() const noexcept { return own_ != nullptr; }
     /// Returns the length of the vectors, in entries.
-    [[nodiscard]] std::size_t entries() const noexcept { return entries_; }
+    [[nodiscard]] std::size_t entries() const noexcept { return own_ ? own_->entries : 0; }
     /// Returns the number of entries that this rank sends in an exchange, including those to itself. With
     /// `index_operation::reverse_add`, it receives this number of entries.
-    [[nodiscard]] std::uint64_t sent() const noexcept { return sent_; }
+    [[nodiscard]] std::uint64_t sent() const noexcept { return own_ ? own_->sent : 0; }
     /// Returns the number of entries that this rank receives in an exchange, including those from itself. With
     /// `index_operation::reverse_add`, it sends this number of entries.
-    [[nodiscard]] std::uint64_t received() const noexcept { return received_; }
+    [[nodiscard]] std::uint64_t received() const noexcept { return own_ ? own_->received : 0; }
 
   private:
     using ranks = detail::processes<mpi::node>;
 
-    explicit indexed(const context &ctx) : context_(ctx.get()), end_(ctx), captured_end_(ctx) {}
+    explicit indexed(const context &ctx) : own_(std::make_unique<resources>(ctx)) {}
 
     static indexed make(const context &ctx, const mpi::node &node, device where, std::size_t entries,
                         array_view<const index_neighbour> neighbours, const index_options &how) {
@@ -193,19 +200,19 @@ class indexed {
             made.emplace(indexed(ctx));
             made->allocate(ctx, node, where, entries, pairs);
             if (own.get() != MPI_COMM_NULL) {
-                made->messages_ = std::make_unique<detail::index_messages>(ctx, node, pairs, how, std::move(own));
+                made->own_->messages = std::make_unique<detail::index_messages>(ctx, node, pairs, how, std::move(own));
             }
         });
-        made->others_->gone_there = node.exchange(made->others_->gone);
-        made->others_->inboxes = node.exchange<std::byte>({device_span<std::byte>(made->inbox_)}, where);
+        made->own_->others->gone_there = node.exchange(made->own_->others->gone);
+        made->own_->others->inboxes = node.exchange<std::byte>({device_span<std::byte>(made->own_->inbox)}, where);
 #if MPGPU_EXCEPTIONS
         try {
 #endif
             all([&] { made->connect(ctx, node, pairs, sharing, how); });
 #if MPGPU_EXCEPTIONS
         } catch (...) {
-            made->others_->unmap();
-            made->others_->barrier(); // after this, no rank has mapped memory of another rank
+            made->own_->others->unmap();
+            made->own_->others->barrier(); // after this, no rank has mapped memory of another rank
             throw;
         }
 #endif
@@ -215,34 +222,34 @@ class indexed {
     /// Allocates the inbox and the counter that is set when a rank exits.
     void allocate(const context &ctx, const mpi::node &node, device where, std::size_t entries,
                   const detail::index_pairs &pairs) {
-        where_ = where;
-        entries_ = entries;
-        entry_bytes_ = static_cast<std::size_t>(pairs.entry_bytes);
-        others_ = std::make_unique<ranks::of_others>(node, "halo::indexed::destroy");
-        others_->gone = signal_counters(ctx, 1);
-        inbox_ = memory::shared(ctx, where, static_cast<std::size_t>(pairs.inbox_bytes));
-        ranks::clear(ctx, inbox_, 2 * pairs.half, stream(ctx, where));
+        own_->where = where;
+        own_->entries = entries;
+        own_->entry_bytes = static_cast<std::size_t>(pairs.entry_bytes);
+        own_->others = std::make_unique<ranks::of_others>(node, "halo::indexed::destroy");
+        own_->others->gone = signal_counters(ctx, 1);
+        own_->inbox = memory::shared(ctx, where, static_cast<std::size_t>(pairs.inbox_bytes));
+        ranks::clear(ctx, own_->inbox, 2 * pairs.half, stream(ctx, where));
     }
 
     /// Sets the addresses of all messages, and creates the kernel.
     void connect(const context &ctx, const mpi::node &node, const detail::index_pairs &pairs, int sharing,
                  const index_options &how) {
-        detail::index_arrays arrays(pairs.neighbours, entries_, entry_bytes_);
-        arrays.gone = others_->gone.data();
+        detail::index_arrays arrays(pairs.neighbours, own_->entries, own_->entry_bytes);
+        arrays.gone = own_->others->gone.data();
         std::vector<std::uint64_t *> there;
         for (std::size_t m = 0; m < pairs.neighbours.size(); ++m) {
             const int rank = pairs.neighbours[m].rank;
             if (!node.contains(rank)) {
-                messages_->place(arrays.messages[m], rank);
+                own_->messages->place(arrays.messages[m], rank);
                 continue;
             }
             const detail::index_offer &own = pairs.own[static_cast<std::size_t>(rank)];
             const detail::index_offer &other = pairs.offers[static_cast<std::size_t>(rank)];
-            std::byte *const here = inbox_.data();
+            std::byte *const here = own_->inbox.data();
             std::byte *to = here;
             if (rank != node.communicator_rank()) {
-                to = ranks::mapped(others_->inboxes, rank, other.bytes).in_kernels();
-                there.push_back(ranks::mapped(others_->gone_there, rank, sizeof(std::uint64_t)).data());
+                to = ranks::mapped(own_->others->inboxes, rank, other.bytes).in_kernels();
+                there.push_back(ranks::mapped(own_->others->gone_there, rank, sizeof(std::uint64_t)).data());
             }
             detail::index_message &message = arrays.messages[m];
             message.there = to + other.offset;
@@ -252,10 +259,10 @@ class indexed {
             message.here_half = own.half;
             message.here_flag = reinterpret_cast<std::uint64_t *>(here + own.flag_offset);
         }
-        sent_ = arrays.sends.back();
-        received_ = arrays.receives.back();
-        leaving_ = std::make_unique<detail::departure>(ctx.get(), others_->gone.data(), std::move(there));
-        launch_ = kernel_of(ctx, how)(ctx, where_, arrays, sharing);
+        own_->sent = arrays.sends.back();
+        own_->received = arrays.receives.back();
+        own_->leaving = std::make_unique<detail::departure>(ctx.get(), own_->others->gone.data(), std::move(there));
+        own_->launch = kernel_of(ctx, how)(ctx, own_->where, arrays, sharing);
     }
 
     /// Returns the function that creates the kernel.
@@ -274,7 +281,7 @@ class indexed {
 
     /// Returns true if this rank has neighbours on other nodes.
     [[nodiscard]] bool calls_mpi() const noexcept {
-        return messages_ && messages_->has_peers();
+        return own_ && own_->messages && own_->messages->has_peers();
     }
 
     void check_made() const {
@@ -286,10 +293,11 @@ class indexed {
     /// Returns the arguments of a launch for the given fields. Throws if they are not valid.
     [[nodiscard]] detail::index_call checked(array_view<const index_field> fields, index_operation operation) const {
         check_made();
-        if (started_) {
+        if (own_->started) {
             detail::fail(detail::invalid("stream", "an exchange was started and not finished: call finish first"));
         }
-        std::optional<error_details> found = detail::wrong(fields, where_, entries_, entry_bytes_, operation);
+        std::optional<error_details> found =
+            detail::wrong(fields, own_->where, own_->entries, own_->entry_bytes, operation);
         if (found) {
             detail::fail(std::move(*found));
         }
@@ -300,11 +308,11 @@ class indexed {
     void enqueue(stream_view stream, const detail::index_call &call) {
         std::int32_t of = MP_DEVICE_HOST;
         std::int32_t capturing = 0;
-        detail::check(mp_stream_get_info(context_, stream.get(), &of, &capturing));
-        if (of != MP_DEVICE_HOST && of != where_.id()) {
-            detail::fail(detail::invalid("stream", "a stream of device " + std::to_string(of) +
-                                                       ": the exchange was created for device " +
-                                                       std::to_string(where_.id()) + "; pass a stream of that device"));
+        detail::check(mp_stream_get_info(own_->context, stream.get(), &of, &capturing));
+        if (of != MP_DEVICE_HOST && of != own_->where.id()) {
+            detail::fail(detail::invalid(
+                "stream", "a stream of device " + std::to_string(of) + ": the exchange was created for device " +
+                              std::to_string(own_->where.id()) + "; pass a stream of that device"));
         }
         const bool is_captured = capturing != 0;
         if (is_captured && calls_mpi()) {
@@ -312,33 +320,40 @@ class indexed {
                                          "an exchange with ranks on other nodes cannot be captured: MPI sends its "
                                          "messages, and calls of MPI cannot be part of a graph"));
         }
-        leaving_->expect(is_captured, leaving_->exchanges + (call.gathers ? 1 : 0));
+        own_->leaving->expect(is_captured, own_->leaving->exchanges + (call.gathers ? 1 : 0));
         // Exchanges of a capture are in one stream. Only the two parts of one exchange may be in different streams.
-        event &end = is_captured ? captured_end_ : end_;
+        event &end = is_captured ? own_->captured_end : own_->end;
         if (!is_captured || !call.gathers) {
-            detail::check(mp_stream_wait_event(context_, stream.get(), end.get()));
+            detail::check(mp_stream_wait_event(own_->context, stream.get(), end.get()));
         }
-        launch_(stream, call);
+        own_->launch(stream, call);
         if (call.gathers && !is_captured) {
-            ++leaving_->exchanges;
+            ++own_->leaving->exchanges;
         }
         end.record(stream);
     }
 
-    mp_context_t context_ = nullptr;
-    device where_ = device::host();
-    std::size_t entries_ = 0;
-    std::size_t entry_bytes_ = 0;
-    std::uint64_t sent_ = 0;
-    std::uint64_t received_ = 0;
-    std::unique_ptr<ranks::of_others> others_;         ///< mapped memory of other ranks
-    memory inbox_;                                     ///< messages that arrive, in two halves, and their flags
-    std::unique_ptr<detail::index_messages> messages_; ///< messages to ranks on other nodes; null on a single node
-    event end_;                                        ///< end of the last launch
-    event captured_end_;                               ///< end of the last launch in a capture
-    index_launch launch_;
-    std::optional<detail::index_call> started_;  ///< exchange that was started and is not finished
-    std::unique_ptr<detail::departure> leaving_; ///< notifies other ranks at destruction
+    /// Resources of the exchange. The members are destroyed in reverse order: other ranks are notified first.
+    struct resources {
+        explicit resources(const context &ctx) : context(ctx.get()), end(ctx), captured_end(ctx) {}
+
+        mp_context_t context;
+        device where = device::host();
+        std::size_t entries = 0;
+        std::size_t entry_bytes = 0;
+        std::uint64_t sent = 0;
+        std::uint64_t received = 0;
+        std::unique_ptr<ranks::of_others> others;         ///< mapped memory of other ranks
+        memory inbox;                                     ///< messages that arrive, in two halves, and their flags
+        std::unique_ptr<detail::index_messages> messages; ///< messages to ranks on other nodes; null on a single node
+        event end;                                        ///< end of the last launch
+        event captured_end;                               ///< end of the last launch in a capture
+        index_launch launch;
+        std::optional<detail::index_call> started;  ///< exchange that was started and is not finished
+        std::unique_ptr<detail::departure> leaving; ///< notifies other ranks at destruction
+    };
+
+    std::unique_ptr<resources> own_; ///< null if the object is empty
 };
 
 } // namespace mpgpu::halo
