@@ -334,7 +334,7 @@ void check_fields(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     moved.add(stream, x);
     stream.synchronize();
     moved.destroy();
-    require(ranks_test::failure_of([&] { ex.exchange(stream, x); }) == mpgpu::status::invalid_handle,
+    require(ranks_test::failure_of([&] { moved.exchange(stream, x); }) == mpgpu::status::invalid_handle,
             "an exchange of an empty object");
 }
 
