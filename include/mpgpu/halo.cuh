@@ -3,9 +3,9 @@
 #define MPGPU_HALO_CUH
 
 /// @file
-/// CUDA kernels for mpgpu/halo.hpp. One launch packs or unpacks the messages for all neighbours and variables of a
-/// rank, or performs a whole exchange. Include this header in sources that nvcc compiles. This is the only header of
-/// mpgpu that needs the CUDA runtime.
+/// CUDA kernels for mpgpu/halo.hpp and mpgpu/halo_indexed.hpp. One launch packs or unpacks the messages for all
+/// neighbours and variables of a rank, or performs a whole exchange. Include this header in sources that nvcc compiles.
+/// This is the only header of mpgpu that needs the CUDA runtime.
 ///
 /// @code
 /// mpgpu::halo::options how;
@@ -15,6 +15,7 @@
 /// @endcode
 
 #include <mpgpu/halo.hpp>
+#include <mpgpu/halo/index_arrays.hpp>
 
 #include <cuda_runtime.h>
 
@@ -56,6 +57,11 @@ constexpr unsigned pushed_threads = 256; // few, so that a small face is packed 
 /// loads in flight to hide the latency of memory.
 __global__ void __launch_bounds__(pushed_threads, 4) push_kernel(const __grid_constant__ pushed_work work) {
     push_messages(notify_block::current(), work);
+}
+
+/// Kernel that performs a rank's part of an exchange by index lists.
+__global__ void __launch_bounds__(pushed_threads, 4) indexed_kernel(const __grid_constant__ index_work work) {
+    exchange_indexed(notify_block::current(), work);
 }
 
 inline void check_cuda(cudaError_t code, const char *what) {
@@ -107,16 +113,16 @@ unsigned blocks_at_once(const char *form, Kernel *kernel, unsigned threads, devi
 class waiting_blocks {
   public:
     /// Reserves at most `useful` blocks on the device `where`. `at_once` is the number of blocks that can run
-    /// simultaneously on this device.
-    waiting_blocks(device where, unsigned at_once, unsigned useful) : where_(where.id()) {
+    /// simultaneously on this device. `form` is the name of the exchange method, for error texts.
+    waiting_blocks(const char *form, device where, unsigned at_once, unsigned useful) : where_(where.id()) {
         const std::lock_guard<std::mutex> locked(all().mutex);
         unsigned &taken = all().taken[where_];
         if (taken >= at_once) {
             fail(refusal(status::not_supported, "how",
-                         "options::pushed: other plans of this process have all " + std::to_string(at_once) +
+                         std::string(form) + ": other exchanges of this process have all " + std::to_string(at_once) +
                              " blocks that run at once on GPU " + std::to_string(where_) +
-                             ", and their kernels wait for other ranks; destroy one of these plans, or do not set "
-                             "options::pushed"));
+                             ", and their kernels wait for other ranks; destroy one of these objects, or do not use " +
+                             form));
         }
         count_ = std::clamp(useful, 1U, std::max((at_once - taken) / 2, 1U));
         taken += count_;
@@ -308,7 +314,8 @@ inline void check_persistent(stream_view stream) {
         constexpr unsigned warps = detail::pushed_threads / 32;
         const unsigned useful = (lists.most_tiles(messages) + warps - 1) / warps;
         const bool waits = messages.gone != nullptr;
-        const auto reserved = waits ? std::make_shared<const detail::waiting_blocks>(where, most, useful) : nullptr;
+        const auto reserved =
+            waits ? std::make_shared<const detail::waiting_blocks>("options::pushed", where, most, useful) : nullptr;
         const unsigned blocks = waits ? reserved->count() : std::clamp(useful, 1U, most);
         const auto pieces = detail::on_device<piece>(ctx, where, lists.pieces);
         const auto tiles = detail::on_device<detail::tile>(ctx, where, lists.tiles);
@@ -319,6 +326,79 @@ inline void check_persistent(stream_view stream) {
             const detail::current_device now(where);
             detail::push_kernel<<<blocks, detail::pushed_threads, 0, static_cast<cudaStream_t>(stream.get())>>>(*work);
             detail::check_cuda(cudaGetLastError(), "the kernel that pushes messages");
+        };
+    };
+}
+
+namespace detail {
+
+/// Arrays to which an `index_work` (kernel argument) refers, in device memory, and the blocks of the kernel.
+class indexed_on_device {
+  public:
+    indexed_on_device(const context &ctx, device where, const index_arrays &arrays, unsigned at_once)
+        : blocks_("halo::indexed", where, at_once, useful_blocks(arrays)),
+          messages_(on_device<index_message>(ctx, where, arrays.messages)),
+          sends_(on_device<std::uint64_t>(ctx, where, arrays.sends)),
+          receives_(on_device<std::uint64_t>(ctx, where, arrays.receives)),
+          narrow_(on_device<std::uint32_t>(ctx, where, arrays.narrow)),
+          wide_(on_device<std::uint64_t>(ctx, where, arrays.wide)),
+          targets_(on_device<index_target>(ctx, where, arrays.targets)),
+          terms_(on_device<index_term>(ctx, where, arrays.terms)),
+          state_(on_device<index_state>(ctx, where, std::vector<index_state>(1))), work_(arrays.values()) {
+        work_.messages = messages_->data();
+        work_.sends = sends_->data();
+        work_.receives = receives_->data();
+        work_.narrow = arrays.wide.empty() ? narrow_->data() : nullptr;
+        work_.wide = wide_->data();
+        work_.targets = targets_->data();
+        work_.terms = terms_->data();
+        work_.state = state_->data();
+    }
+
+    /// Returns the kernel argument for one launch.
+    [[nodiscard]] index_work work(const index_call &call) const {
+        index_work made = work_;
+        made.call = call;
+        return made;
+    }
+    [[nodiscard]] unsigned blocks() const noexcept { return blocks_.count(); }
+
+  private:
+    /// Returns the number of blocks with which each thread copies a few words of the largest exchange.
+    static unsigned useful_blocks(const index_arrays &arrays) {
+        constexpr std::uint64_t most = 65536;
+        constexpr std::uint64_t block_bytes = std::uint64_t{pushed_threads} * 4 * sizeof(double);
+        return static_cast<unsigned>(std::min(arrays.most_bytes() / block_bytes + 1, most));
+    }
+
+    waiting_blocks blocks_;
+    std::shared_ptr<buffer<index_message>> messages_;
+    std::shared_ptr<buffer<std::uint64_t>> sends_;
+    std::shared_ptr<buffer<std::uint64_t>> receives_;
+    std::shared_ptr<buffer<std::uint32_t>> narrow_;
+    std::shared_ptr<buffer<std::uint64_t>> wide_;
+    std::shared_ptr<buffer<index_target>> targets_;
+    std::shared_ptr<buffer<index_term>> terms_;
+    std::shared_ptr<buffer<index_state>> state_;
+    index_work work_;
+};
+
+} // namespace detail
+
+/// Returns a value for `index_options::kernel` that uses a CUDA kernel, for vectors on GPUs. The blocks of the kernel
+/// wait for other ranks. The number of blocks is limited as for `cuda_pushed`.
+[[nodiscard]] inline index_kernel cuda_indexed() {
+    return [](const context &ctx, device where, const detail::index_arrays &arrays, int sharing) -> index_launch {
+        const detail::current_device current(where);
+        const unsigned most =
+            detail::blocks_at_once("halo::indexed", &detail::indexed_kernel, detail::pushed_threads, where, sharing, 1);
+        const auto kept = std::make_shared<const detail::indexed_on_device>(ctx, where, arrays, most);
+        return [kept, where](stream_view stream, const detail::index_call &call) {
+            const detail::current_device now(where);
+            detail::
+                indexed_kernel<<<kept->blocks(), detail::pushed_threads, 0, static_cast<cudaStream_t>(stream.get())>>>(
+                    kept->work(call));
+            detail::check_cuda(cudaGetLastError(), "the kernel that exchanges entries by index lists");
         };
     };
 }

@@ -7,14 +7,18 @@
 #include "halo_part.hpp"
 #include "ranks.hpp"
 
+#include <mpgpu/halo_indexed.hpp>
 #include <mpgpu/halo_mpi.hpp>
 
 #include <mpi.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -49,16 +53,16 @@ extern "C" mp_status_t __wrap_mp_stream_get_info(mp_context_t context, mp_stream
 
 namespace {
 
-/// Captured halo exchange, which can be launched in any stream.
+/// Captured halo exchange, which can be launched in any stream. `exchange()` enqueues it in the stream `stream`.
 class captured_exchange {
   public:
-    captured_exchange(halo::plan &halo, const mpgpu::stream &stream) : halo_(&halo) {
+    captured_exchange(std::function<void()> exchange, const mpgpu::stream &stream) : exchange_(std::move(exchange)) {
 #ifdef __CUDACC__
         const auto raw = reinterpret_cast<cudaStream_t>(stream.get());
         cudaGraph_t graph = nullptr;
         check(cudaStreamBeginCapture(raw, cudaStreamCaptureModeThreadLocal));
         try {
-            halo.exchange(stream);
+            exchange_();
         } catch (...) {
             static_cast<void>(cudaStreamEndCapture(raw, &graph));
             static_cast<void>(cudaGraphDestroy(graph));
@@ -87,8 +91,9 @@ class captured_exchange {
 #ifdef __CUDACC__
         check(cudaGraphLaunch(exec_, reinterpret_cast<cudaStream_t>(stream.get())));
 #else
+        static_cast<void>(stream);
         capturing = true;
-        halo_->exchange(stream);
+        exchange_();
         capturing = false;
 #endif
     }
@@ -100,7 +105,7 @@ class captured_exchange {
     }
     cudaGraphExec_t exec_ = nullptr;
 #endif
-    halo::plan *halo_;
+    std::function<void()> exchange_;
 };
 
 void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const halo::grid &g,
@@ -130,7 +135,7 @@ void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const h
         cycle(++number, plainly);
     }
     {
-        const captured_exchange graph(halo, stream);
+        const captured_exchange graph(plainly, stream);
         while (number < before + launches) {
             cycle(++number, [&] { graph.launch(stream); });
         }
@@ -144,12 +149,82 @@ void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const h
     halo.destroy();
 }
 
+constexpr std::size_t sent = 50;
+constexpr std::size_t received = 100; // first entry that is received
+
+/// Returns the neighbours of this rank in a ring: it sends to the next rank and receives from the previous one.
+std::vector<halo::index_neighbour> ring(int ranks) {
+    const int next = (world_rank + 1) % ranks;
+    const int previous = (world_rank + ranks - 1) % ranks;
+    const halo::index_list sends = halo::index_list::range(0, sent);
+    const halo::index_list receives = halo::index_list::range(received, sent);
+    if (next == previous) {
+        return {{next, sends, receives}};
+    }
+    return {{next, sends, {}}, {previous, {}, receives}};
+}
+
+/// Tests exchanges by index lists in a ring of ranks. A graph contains an exchange and a split exchange.
+void run_indexed(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
+    const int previous = (world_rank + node.size() - 1) % node.size();
+    const mpgpu::device where = halo_test::device_of(ctx, world_rank);
+    const mpgpu::stream stream(ctx, where);
+    mpgpu::buffer<double> x(ctx, where, received + sent);
+    mpgpu::buffer<double> here(ctx, mpgpu::device::host(), x.size());
+    const mpgpu::plan up(ctx, {mpgpu::make_transfer(x, here)});
+    const mpgpu::plan down(ctx, {mpgpu::make_transfer(here, x)});
+    halo::index_options how;
+#ifdef __CUDACC__
+    if (!halo_test::on_host_backend(ctx)) {
+        how.kernel = halo::cuda_indexed();
+    }
+#endif
+    halo::indexed ex(ctx, node, where, x.size(), ring(node.size()), how);
+    const auto value = [](int cycle, int rank, std::size_t i) {
+        return cycle * 10000.0 + rank * 100.0 + static_cast<double>(i);
+    };
+    bool is_right = true;
+    const auto cycle = [&](int number, const auto &exchange) {
+        stream.launch_host([&here, value, number] {
+            for (std::size_t i = 0; i < here.size(); ++i) {
+                here.data()[i] = i < sent ? value(number, world_rank, i) : -1;
+            }
+        });
+        up.enqueue(stream);
+        exchange();
+        down.enqueue(stream);
+        stream.launch_host([&here, &is_right, value, number, previous] {
+            for (std::size_t i = 0; i < sent; ++i) {
+                is_right = is_right && here.data()[received + i] == value(number, previous, i);
+            }
+        });
+    };
+    const auto plainly = [&] {
+        ex.exchange(stream, x);
+        ex.start(stream, x);
+        ex.finish(stream);
+    };
+    cycle(0, plainly);
+    const captured_exchange graph(plainly, stream);
+    for (int number = 1; number < 40; ++number) {
+        cycle(number, [&] { graph.launch(stream); });
+    }
+    stream.synchronize();
+    cycle(40, plainly);
+    stream.synchronize();
+    require(is_right, "an entry of a captured exchange by index lists is wrong");
+    ex.destroy();
+}
+
 void run() {
     constexpr int problems = 8;
     constexpr std::uint64_t never_pack = std::numeric_limits<std::uint64_t>::max();
     const mpgpu::context ctx;
     halo_test::select_device(ctx, world_rank);
     const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {halo_test::device_of(ctx, world_rank)});
+    if (halo_test::can_pack(ctx)) {
+        run_indexed(ctx, node);
+    }
     std::mt19937 random(20261122); // the same problems on all ranks
     for (int problem = 0; problem < problems; ++problem) {
         const auto [g, sizes] = reference::random_problem(random, node.size());
@@ -175,7 +250,7 @@ void run() {
             halo::plan halo(ctx, alone, g, mine.arrays(), how);
             bool refused = false;
             try {
-                captured_exchange(halo, stream).launch(stream);
+                captured_exchange([&] { halo.exchange(stream); }, stream).launch(stream);
             } catch (const mpgpu::not_supported &) {
                 refused = true;
             }

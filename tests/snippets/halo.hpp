@@ -7,12 +7,18 @@
 #define __host__
 
 #include <mpgpu/halo.hpp>
+#include <mpgpu/halo/index_lists.hpp>
 #include <mpgpu/mpgpu.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 extern mpgpu::buffer<double> density;
+extern mpgpu::buffer<double> x, pressure, velocity;
+extern const std::vector<std::int32_t> boundary_2, boundary_5, ghost_list_5;
+extern const std::int64_t owned;
+extern const std::size_t ghosts_2, local_entries;
 extern double *p;
 extern const std::size_t n;
 extern const mpgpu::device gpu;
@@ -32,4 +38,5 @@ grid this_grid();
 extern const mpgpu::halo::own_launch launch_sweep;
 namespace mpgpu::halo {
 persistent_copier cuda_own_kernel(own_launch launch);
-}
+index_kernel cuda_indexed();
+} // namespace mpgpu::halo

@@ -11,6 +11,7 @@
 /// Asia 2024. `persistent_form::block_each` is the paper's stream approach, and `persistent_form::all_blocks` its
 /// stacked approach.
 
+#include <mpgpu/halo/arrivals.hpp>
 #include <mpgpu/halo/pieces.hpp>
 #include <mpgpu/notify.hpp>
 
@@ -24,23 +25,6 @@
 #include <vector>
 
 namespace mpgpu::halo::detail {
-
-/// Integer types through which cells of any type are copied.
-struct __attribute__((may_alias)) word_of_8 {
-    std::uint64_t bits;
-};
-struct __attribute__((may_alias)) word_of_4 {
-    std::uint32_t bits;
-};
-struct __attribute__((may_alias)) word_of_1 {
-    std::uint8_t bits;
-};
-
-/// Returns a / b. Uses a 32-bit division if possible, because a 64-bit division is five times slower on a GPU.
-[[nodiscard]] MPGPU_NOTIFY_BOTH inline std::uint64_t quotient(std::uint64_t a, std::uint64_t b) {
-    constexpr unsigned half = 32;
-    return ((a | b) >> half) == 0 ? static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b) : a / b;
-}
 
 /// Iterator over every `stride`-th word of the cells of a piece, starting at word `first`. It performs the division
 /// only once, not for each word.

@@ -5,6 +5,7 @@
 /// @file
 /// Plans of halo exchanges. Part of mpgpu/halo.hpp; include that header.
 
+#include <mpgpu/halo/departure.hpp>
 #include <mpgpu/halo/measure.hpp>
 #include <mpgpu/halo/pushed.hpp>
 
@@ -61,57 +62,6 @@ class imports {
     virtual void barrier() = 0;
     /// Unmaps the memory of the other ranks.
     virtual void unmap() noexcept = 0;
-};
-
-/// Object that notifies the other ranks when this rank leaves the plan. To each rank whose kernels wait for messages of
-/// this rank, it reports the number of exchanges in which this rank took part. A rank that waits for a later exchange
-/// gets `peer_gone`.
-///
-/// A plan with captured exchanges reports the largest number instead, because a graph may be launched any number of
-/// times. If such a plan is destroyed by an exception, it reports 0. After another rank has exited, every plan reports
-/// 0, because the kernels of this rank then send nothing more.
-class departure {
-  public:
-    /// `gone` is the address of a counter of this rank, which is set when a rank exits or leaves whose messages this
-    /// rank waits for. `there` are the addresses of these counters of the ranks to which this rank sends.
-    departure(mp_context_t context, const std::uint64_t *gone, std::vector<std::uint64_t *> there)
-        : context_(context), gone_(gone), there_(std::move(there)) {}
-    departure(const departure &) = delete;
-    departure(departure &&) = delete;
-    departure &operator=(const departure &) = delete;
-    departure &operator=(departure &&) = delete;
-    ~departure() {
-        const bool has_thrown = std::uncaught_exceptions() > exceptions_;
-        const std::uint64_t last = !has_captured ? exchanges : has_thrown ? 0 : any_exchange;
-        for (std::uint64_t *const counter : there_) { // errors for ranks that have already exited are ignored
-            static_cast<void>(mp_memory_leave(context_, counter, is_abandoned() ? 0 : last));
-        }
-    }
-
-    /// True if the kernels of this rank no longer wait for messages, because another rank has exited or left the plan.
-    [[nodiscard]] bool is_abandoned() const noexcept {
-        std::uint64_t stands = 0;
-        static_cast<void>(mp_signal_read(context_, gone_, &stands));
-        return stands != 0;
-    }
-
-    /// Makes the kernels of other ranks stop waiting for messages from this rank. The other ranks get no error.
-    void give_up() const noexcept {
-        for (std::uint64_t *const counter : there_) {
-            static_cast<void>(mp_signal_raise(context_, counter, any_exchange));
-        }
-    }
-
-    static constexpr std::uint64_t any_exchange = std::uint64_t{1} << 62U;
-
-    std::uint64_t exchanges = 0; ///< number of exchanges that were enqueued outside of captures
-    bool has_captured = false;
-
-  private:
-    mp_context_t context_;
-    const std::uint64_t *gone_;
-    std::vector<std::uint64_t *> there_;
-    int exceptions_ = std::uncaught_exceptions();
 };
 
 /// Functions that create plans with one process per rank. Defined for `mpi::node` in halo/processes.hpp.
@@ -585,9 +535,7 @@ class plan {
     /// device. The kernel starts after the previous exchange has ended.
     void push(stream_view stream) {
         if (leaving_) {
-            leaving_->has_captured = leaving_->has_captured || is_captured_;
-            gone_.value = is_captured_ ? detail::departure::any_exchange : leaving_->exchanges + 1;
-            detail::check(mp_kernel_wait_signals(context_, &gone_, 1));
+            leaving_->expect(is_captured_, leaving_->exchanges + 1);
         }
         event &end = end_of_last();
         if (!is_captured_) {
@@ -706,8 +654,7 @@ class plan {
     bool is_captured_ = false;      ///< true if the current exchange is captured
     std::uint64_t direct_pieces_ = 0;
     bool pushed_ = false;
-    launch_function push_;          ///< launches the kernel that pushes messages; set if each rank is a process
-    signal_value gone_{nullptr, 1}; ///< counter that is set when a rank exits; the kernel then stops waiting
+    launch_function push_; ///< launches the kernel that pushes messages; set if each rank is a process
     std::vector<measured_form> measured_;
     std::vector<detail::refused_form> refused_; ///< exchange methods that are not possible
     std::uint64_t direct_bytes_ = 0;

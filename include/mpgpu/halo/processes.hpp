@@ -27,15 +27,18 @@ namespace mpgpu::halo::detail {
 template <> struct processes<mpi::node> {
     /// Memory of the other ranks of the node that a plan has mapped.
     struct of_others final : imports {
-        explicit of_others(const mpi::node &ranks) : node(ranks.get()) {}
+        /// `name` is the name of the collective `barrier`, for error texts.
+        explicit of_others(const mpi::node &ranks, const char *name = "halo::plan::destroy")
+            : node(ranks.get()), call(name) {}
 
         mp_node_t node; ///< node to which these ranks belong
+        const char *call;
         // Used only if messages are pushed:
         signal_counters gone; ///< one counter, which is set when a rank has exited
         mpi::shared_memory<std::uint64_t> gone_there;
         mpi::shared_memory<std::byte> inboxes;
 
-        void barrier() override { mpgpu::detail::meet_all_ranks(node, "halo::plan::destroy"); }
+        void barrier() override { mpgpu::detail::meet_all_ranks(node, call); }
         void unmap() noexcept override {
             gone_there = {};
             inboxes = {};
@@ -53,8 +56,9 @@ template <> struct processes<mpi::node> {
     }
 
     /// Calls `step()` on all ranks. If it throws on one rank, all ranks throw, because a rank that continued would wait
-    /// forever for the failed rank. Collective.
-    template <class Step> static void together(const mpi::node &node, const Step &step) {
+    /// forever for the failed rank. `argument` is the name of the argument in the error of the other ranks. Collective.
+    template <class Step>
+    static void together(const mpi::node &node, const Step &step, const char *argument = "arrays") {
 #if MPGPU_EXCEPTIONS
         try {
             step();
@@ -66,7 +70,7 @@ template <> struct processes<mpi::node> {
         step(); // without exceptions, a failure ends the process and the job
 #endif
         if (!everywhere(node.everyone(), true)) {
-            fail(invalid("arrays",
+            fail(invalid(argument,
                          "another rank could not make its part of the halo exchange; its own error gives the reason"));
         }
     }
@@ -315,7 +319,6 @@ template <> struct processes<mpi::node> {
                     there.push_back(mapped(kept->gone_there, p.to, sizeof(std::uint64_t)).data());
                 }
             }
-            made->gone_ = {kept->gone.data(), 1};
             made->leaving_ = std::make_unique<departure>(ctx.get(), kept->gone.data(), std::move(there));
             made->push_ = pusher(ctx, how)(ctx, where, messages, sharing);
         };

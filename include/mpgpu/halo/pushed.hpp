@@ -39,6 +39,7 @@
 /// end without unpacking. Later launches neither pack nor wait, so that they do not overwrite messages that a running
 /// rank has not received yet.
 
+#include <mpgpu/halo/arrivals.hpp>
 #include <mpgpu/halo/persistent.hpp>
 #include <mpgpu/halo/schedule.hpp>
 #include <mpgpu/notify.cuh>
@@ -48,7 +49,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace mpgpu::halo::detail {
@@ -92,24 +92,6 @@ struct pushed_work {
     std::uint64_t *flags[2 * most_pushed] = {};     ///< `pushed_message::flag` of each message
 };
 
-/// Range of tiles (units of copying for one warp).
-struct tile_range {
-    std::uint32_t first;
-    std::uint32_t end;
-};
-
-/// Returns the tiles that a block copies if the tiles are divided evenly among all blocks.
-[[nodiscard]] MPGPU_NOTIFY_BOTH inline tile_range share_of(tile_range all, std::uint32_t block, std::uint32_t blocks) {
-    const std::uint64_t count = all.end - all.first;
-    return {all.first + static_cast<std::uint32_t>(quotient(count * block, blocks)),
-            all.first + static_cast<std::uint32_t>(quotient(count * (block + 1), blocks))};
-}
-
-/// Returns the intersection of two ranges of tiles.
-[[nodiscard]] MPGPU_NOTIFY_BOTH inline tile_range common(tile_range a, tile_range b) {
-    return {a.first > b.first ? a.first : b.first, a.end < b.end ? a.end : b.end};
-}
-
 /// Returns the range of tiles that form a message.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline tile_range tiles_of(const pushed_work &work, std::uint32_t message) {
     return {work.starts[message], work.starts[message + 1]};
@@ -126,52 +108,6 @@ MPGPU_NOTIFY_BOTH inline void copy_tiles(const notify_block &block, const pushed
         p.message += half;
         copy_piece<tile_lane_words>(p, way, t.first + block.thread % lanes, lanes, t.first + tile_words);
     }
-}
-
-constexpr std::uint32_t none_arrives = ~std::uint32_t{0};
-
-/// Polls until one of the messages whose bit is set in `left` has arrived, and returns its index. Returns
-/// `none_arrives` if no more messages will arrive. One thread of a block calls it.
-MPGPU_NOTIFY_BOTH inline std::uint32_t poll_for_any(const pushed_work &work, std::uint32_t left,
-                                                    std::uint64_t exchange) {
-    constexpr std::uint32_t look = 4096; // every few milliseconds, because all blocks then read host memory
-    for (std::uint32_t polls = 1;; ++polls) {
-        for (std::uint32_t m = 0; m < work.received; ++m) {
-            const std::uint64_t *const flag = work.flags[work.sent + m];
-            if ((left >> m & 1U) != 0 &&
-                (flag == nullptr || mpgpu::detail::load<mpgpu::detail::reach::system>(flag) >= exchange)) {
-                return m;
-            }
-        }
-        if (polls % look == 0 && work.gone != nullptr &&
-            mpgpu::detail::load<mpgpu::detail::reach::system>(work.gone) != 0) {
-            return none_arrives;
-        }
-#ifdef __CUDA_ARCH__
-        __nanosleep(32); // each read invalidates the L1 cache, which blocks that pack use
-#else
-        std::this_thread::yield(); // there may be more threads than cores
-#endif
-    }
-}
-
-/// Waits until one of the messages whose bit is set in `left` has arrived. All threads of a block call it, and may then
-/// read the message.
-MPGPU_NOTIFY_BOTH inline std::uint32_t wait_for_any(const notify_block &block, const pushed_work &work,
-                                                    std::uint32_t left, std::uint64_t exchange) {
-#ifdef __CUDA_ARCH__
-    __shared__ std::uint32_t found;
-    if (block.thread == 0) {
-        found = poll_for_any(work, left, exchange);
-    }
-    block.synchronize();
-    const std::uint32_t now = found;
-    block.synchronize(); // before the next wait overwrites the result
-    return now;
-#else
-    static_cast<void>(block);
-    return poll_for_any(work, left, exchange);
-#endif
 }
 
 /// Performs the calling block's work in an exchange with pushed messages. Blocks wait for other ranks, whose blocks
@@ -207,8 +143,9 @@ MPGPU_NOTIFY_BOTH inline void push_messages(const notify_block &block, const pus
         const tile_range part = common(unpacks, tiles_of(work, work.sent + m));
         left |= part.first < part.end ? 1U << m : 0;
     }
+    const auto flag_of = [&work](std::uint32_t m) -> const std::uint64_t * { return work.flags[work.sent + m]; };
     while (left != 0) {
-        const std::uint32_t m = wait_for_any(block, work, left, exchange);
+        const std::uint32_t m = wait_for_any(block, flag_of, work.received, work.gone, left, exchange);
         if (m == none_arrives) {
             if (block.thread == 0) {
                 mpgpu::detail::store<mpgpu::detail::reach::device>(&work.state->abandoned, exchange);
@@ -289,14 +226,7 @@ struct pushed_lists : persistent_lists {
         ~kernel() = default;
 
         void run() const {
-            std::vector<std::thread> others;
-            for (std::uint32_t index = 1; index < blocks; ++index) {
-                others.emplace_back([this, index] { push_messages({index, blocks, 0, 1}, work); });
-            }
-            push_messages({0, blocks, 0, 1}, work);
-            for (std::thread &block : others) {
-                block.join();
-            }
+            run_blocks(blocks, [this](const notify_block &block) { push_messages(block, work); });
         }
 
         pushed_lists lists;
