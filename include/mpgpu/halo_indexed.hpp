@@ -9,17 +9,19 @@
 /// @code
 /// mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);
 /// std::vector<mpgpu::halo::index_neighbour> neighbours;
-/// neighbours.push_back({2, entries_for_2, mpgpu::halo::index_list::range(owned, from_2)});   // rank, send, receive
+/// // Rank, entries to send, entries to receive.
+/// neighbours.push_back({2, entries_for_2, mpgpu::halo::index_list::range(owned, from_2)});
 /// mpgpu::halo::index_options how;
-/// how.entry_bytes = 4 * sizeof(double);                             // largest sum over the fields of an exchange
-/// mpgpu::halo::indexed ex(ctx, node, node.device(), local_entries, neighbours, how);         // created once;
-/// collective
+/// how.entry_bytes = 4 * sizeof(double); // largest sum over the fields of one exchange
+/// mpgpu::halo::indexed ex(ctx, node, node.device(), local_entries, neighbours, how); // collective
 ///
-/// ex.exchange(stream, x);                                           // owned entries to the receive lists of
-/// neighbours ex.exchange(stream, {mpgpu::halo::field_of(p), mpgpu::halo::field_of(v, 3)});              // two fields,
-/// one message ex.add(stream, x);                                                // received entries back, added to the
-/// sent ones ex.start(stream, x);  interior(stream);  ex.finish(stream);       // overlapped with other work
-/// ex.destroy();                                                     // collective, before MPI_Finalize
+/// ex.exchange(stream, x); // one vector
+/// ex.exchange(stream, {mpgpu::halo::field_of(p), mpgpu::halo::field_of(v, 3)}); // two fields, one message
+/// ex.add(stream, x); // sends received entries back and adds them to the entries of the send lists
+/// ex.start(stream, x);
+/// interior(stream); // other work
+/// ex.finish(stream);
+/// ex.destroy(); // collective, before MPI_Finalize
 /// @endcode
 ///
 /// Mechanism: one kernel per rank gathers the entries directly into the memory of the neighbours, sets flags there,
