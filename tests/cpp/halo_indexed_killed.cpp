@@ -126,22 +126,9 @@ void run(bool throws) {
     node.reset(); // frees communicators, which is a local operation if ranks have exited
     ctx.reset();
     if (throws) {
-        const char token = 0;
-        MPI_Send(&token, 1, MPI_CHAR, victim, 1, MPI_COMM_WORLD);
+        ranks_test::tell(victim);
     }
     ranks_test::end_with_nothing_left();
-}
-
-/// Ends the rank whose exchange was ended by an exception, after all other ranks have finished their checks. It does
-/// not call MPI_Finalize, because the launcher then sometimes waits for it forever.
-[[noreturn]] void end_after_others() {
-    int ranks = 0;
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    for (int rank = 0; rank + 1 < ranks; ++rank) {
-        char token = 0;
-        MPI_Recv(&token, 1, MPI_CHAR, rank, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    }
-    end(0, "ended by an exception");
 }
 
 } // namespace
@@ -151,7 +138,7 @@ int main(int argc, char *argv[]) {
         try {
             run(argc > 1);
         } catch (const thrown &) {
-            end_after_others();
+            ranks_test::end_after_others("ended by an exception");
         }
     });
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Kills a rank in the middle of a halo exchange, or makes an exception unwind it to the end of `main`, where it waits
-// in MPI_Finalize. Every other rank must get the status peer_gone within a bounded time. After that it must not have
-// memory of other ranks mapped or open. Ranks that are not neighbours of the victim get the status when their
-// neighbours exit.
+// Removes a rank in the middle of a halo exchange. The rank is killed, throws an exception (third argument `throws`),
+// or assigns an empty plan to its plan (`assigns`). Every other rank must get the status peer_gone within a bounded
+// time. After that it must not have memory of other ranks mapped or open. Ranks that are not neighbours of the victim
+// get the status when their neighbours exit.
 //
 // Run by mpirun with three ranks or more, on the host backend, or on GPUs, where forms that pack require nvcc. A
 // launcher ends a job that has lost a rank, so the surviving ranks ignore SIGTERM until they have finished their
@@ -84,7 +84,7 @@ mpgpu::status exchange_until_it_fails(halo::plan &plan, const mpgpu::stream &str
     }
 }
 
-void run(std::uint64_t direct_pieces, const std::string &form, bool throws) {
+void run(std::uint64_t direct_pieces, const std::string &form, const std::string &leaves) {
     std::optional<mpgpu::context> ctx(std::in_place);
     halo_test::select_device(*ctx, world_rank);
     std::optional<mpgpu::mpi::node> node(std::in_place, *ctx, MPI_COMM_WORLD,
@@ -130,8 +130,12 @@ void run(std::uint64_t direct_pieces, const std::string &form, bool throws) {
     }
     MPI_Barrier(MPI_COMM_WORLD);
     if (world_rank == victim) {
-        if (throws) {
+        if (leaves == "throws") {
             throw thrown{};
+        }
+        if (leaves == "assigns") {
+            *plan = halo::plan();
+            ranks_test::end_after_others("has assigned an empty plan");
         }
         std::raise(SIGKILL);
     }
@@ -161,6 +165,9 @@ void run(std::uint64_t direct_pieces, const std::string &form, bool throws) {
     mine.reset();
     node.reset(); // frees communicators, which is a local operation if ranks have exited
     ctx.reset();
+    if (!leaves.empty()) {
+        ranks_test::tell(victim);
+    }
     ranks_test::end_with_nothing_left();
 }
 
@@ -169,10 +176,9 @@ void run(std::uint64_t direct_pieces, const std::string &form, bool throws) {
 int main(int argc, char *argv[]) {
     return ranks_test::run_surviving(argc, argv, [&] {
         try {
-            run(argc > 1 ? std::stoull(argv[1]) : 1, argc > 2 ? argv[2] : "", argc > 3);
+            run(argc > 1 ? std::stoull(argv[1]) : 1, argc > 2 ? argv[2] : "", argc > 3 ? argv[3] : "");
         } catch (const thrown &) {
-            std::signal(SIGTERM, SIG_DFL);
-            MPI_Finalize(); // until the job ends
+            ranks_test::end_after_others("ended by an exception");
         }
     });
 }

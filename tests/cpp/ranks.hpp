@@ -83,6 +83,24 @@ inline std::string left_over() {
     end(0, "peer_gone in time, and nothing is left");
 }
 
+/// Tells rank `last` that this rank has finished its checks; see `end_after_others`.
+inline void tell(int last) {
+    const char token = 0;
+    MPI_Send(&token, 1, MPI_CHAR, last, 1, MPI_COMM_WORLD);
+}
+
+/// Ends this rank, which is the last one, after all other ranks have called `tell`. It does not call MPI_Finalize,
+/// because the launcher then sometimes waits for it forever.
+[[noreturn]] inline void end_after_others(const std::string &why) {
+    int ranks = 0;
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    for (int rank = 0; rank + 1 < ranks; ++rank) {
+        char token = 0;
+        MPI_Recv(&token, 1, MPI_CHAR, rank, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    }
+    end(0, why);
+}
+
 /// Implements `main` of a test whose ranks all end together. Rank 0 prints a message if the test succeeds.
 template <class Run> int run_together(int argc, char **argv, const char *right, const Run &run) {
     int provided = MPI_THREAD_SINGLE; // as much as available: some tests check it

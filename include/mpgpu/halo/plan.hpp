@@ -15,6 +15,7 @@
 #include <exception>
 #include <limits>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <thread>
@@ -79,6 +80,20 @@ class plan {
   public:
     /// Constructs an empty plan. Its functions `exchange`, `start`, `finish` and `destroy` throw `argument_error`.
     plan() noexcept = default;
+
+    plan(const plan &) = delete;
+    plan(plan &&) noexcept = default;
+    plan &operator=(const plan &) = delete;
+    /// Destroys the own plan and takes over the other. The members must be destroyed in the order of the destructor:
+    /// ranks are notified that this rank leaves before their memory is unmapped.
+    plan &operator=(plan &&other) noexcept {
+        if (this != &other) {
+            std::destroy_at(this);
+            ::new (static_cast<void *>(this)) plan(std::move(other));
+        }
+        return *this;
+    }
+    ~plan() = default;
 
     /// Creates a plan in which this process contains all ranks of the grid. `arrays[rank]` are the arrays of each rank,
     /// on its device. Several ranks may share a device. If `options::direct_pieces` is empty, a few exchanges are
