@@ -119,9 +119,10 @@ class waiting_blocks {
         unsigned &taken = all().taken[where_];
         if (taken >= at_once) {
             fail(refusal(status::not_supported, "how",
-                         std::string(form) + ": other exchanges of this process have all " + std::to_string(at_once) +
-                             " blocks that run at once on GPU " + std::to_string(where_) +
-                             ", and their kernels wait for other ranks; destroy one of these objects, or do not use " +
+                         std::string(form) + ": this process can run " + std::to_string(at_once) +
+                             " blocks at once on GPU " + std::to_string(where_) +
+                             ", and other halo::plan or halo::indexed objects of this process have reserved all of "
+                             "them; destroy one of these objects, or do not use " +
                              form));
         }
         count_ = std::clamp(useful, 1U, std::max((at_once - taken) / 2, 1U));

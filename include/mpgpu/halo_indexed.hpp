@@ -12,7 +12,7 @@
 /// // Rank, entries to send, entries to receive.
 /// neighbours.push_back({2, entries_for_2, mpgpu::halo::index_list::range(owned, from_2)});
 /// mpgpu::halo::index_options how;
-/// how.entry_bytes = 4 * sizeof(double); // largest sum over the fields of one exchange
+/// how.entry_bytes = 4 * sizeof(double); // largest sum of the entry sizes of all fields of one exchange
 /// mpgpu::halo::indexed ex(ctx, node, node.device(), local_entries, neighbours, how); // collective
 ///
 /// ex.exchange(stream, x); // one vector
@@ -25,9 +25,9 @@
 /// @endcode
 ///
 /// Mechanism: one kernel per rank gathers the entries directly into the memory of the neighbours, sets flags there,
-/// waits for the flags of its own messages, and scatters them. The vectors are accessed by the rank's own kernel only.
-/// They may therefore be in any memory of the rank's GPU, and may differ in each exchange. halo/index_kernel.hpp states
-/// the protocol and its proof. On the host backend, CPU threads do the work of the kernel.
+/// waits for the flags of the messages to this rank, and scatters them. The vectors are accessed by the rank's own
+/// kernel only. They may therefore be in any memory of the rank's GPU, and may differ in each exchange.
+/// halo/index_kernel.hpp states the protocol and its proof. On the host backend, CPU threads do the work of the kernel.
 ///
 /// Errors are thrown as described in mpgpu.hpp.
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests halo exchanges between processes that are captured into a graph. After exchanges without capture, the graph is
-// launched many times without waiting, and then exchanges without capture follow. Every cell of every rank is compared
-// with an undivided mesh. On GPUs (compiled by nvcc) a stream is captured. The host backend has no capture. There the
-// answer of the library is replaced (ld --wrap), and the exchanges of a capture run one by one. Run by mpirun with any
-// number of ranks.
+// Tests halo exchanges and exchanges by index lists between processes, which are captured into a graph. After exchanges
+// without capture, the graph is launched many times without waiting, and then exchanges without capture follow. Every
+// cell of every rank is compared with an undivided mesh. With index lists, every received entry is checked. On GPUs
+// (compiled by nvcc) a stream is captured. The host backend has no capture. There the answer of the library is replaced
+// (ld --wrap), and the exchanges of a capture run one by one. Run by mpirun with any number of ranks.
 #include "halo_part.hpp"
 #include "ranks.hpp"
 
@@ -53,7 +53,7 @@ extern "C" mp_status_t __wrap_mp_stream_get_info(mp_context_t context, mp_stream
 
 namespace {
 
-/// Captured halo exchange, which can be launched in any stream. `exchange()` enqueues it in the stream `stream`.
+/// Captured function `exchange`, which enqueues exchanges in `stream`. On GPUs the graph can be launched in any stream.
 class captured_exchange {
   public:
     captured_exchange(std::function<void()> exchange, const mpgpu::stream &stream) : exchange_(std::move(exchange)) {
@@ -150,7 +150,7 @@ void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const h
 }
 
 constexpr std::size_t sent = 50;
-constexpr std::size_t received = 100; // first entry that is received
+constexpr std::size_t received = 100; // index of the first received entry
 
 /// Returns the neighbours of this rank in a ring: it sends to the next rank and receives from the previous one.
 std::vector<halo::index_neighbour> ring(int ranks) {
@@ -164,7 +164,8 @@ std::vector<halo::index_neighbour> ring(int ranks) {
     return {{next, sends, {}}, {previous, {}, receives}};
 }
 
-/// Tests exchanges by index lists in a ring of ranks. A graph contains an exchange and a split exchange.
+/// Tests exchanges by index lists in a ring of ranks. A graph contains an exchange by one call, and one by
+/// start and finish.
 void run_indexed(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     const int previous = (world_rank + node.size() - 1) % node.size();
     const mpgpu::device where = halo_test::device_of(ctx, world_rank);

@@ -4,7 +4,8 @@
 //
 // Run by mpirun with any number of ranks, on the host backend, or on GPUs if nvcc has compiled this file. Environment:
 // TEST_CASES is the number of random cases, TEST_SEED the seed, which is printed. An argument states that the ranks are
-// on several nodes, which tests/cpp/nodes emulates. Otherwise some groups of ranks count as nodes.
+// on several nodes, which tests/cpp/nodes emulates. Without an argument, groups of 1, 2 or 3 ranks are treated as
+// nodes.
 #include "halo_part.hpp"
 #include "index_reference.hpp"
 #include "ranks.hpp"
@@ -189,10 +190,10 @@ class vectors {
 std::size_t run_case(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint64_t seed) {
     const auto rank = static_cast<std::size_t>(node.communicator_rank());
     const auto ranks = static_cast<std::size_t>(node.communicator_size());
-    random_engine random(seed);                    // equal on all ranks
-    random_engine own(reference::mix(seed, rank)); // different on each rank
-    const bool are_large = any(random, 0, 5) == 0; // large entries, or many of them
-    const bool are_many = !are_large && any(random, 0, 9) == 0;
+    random_engine random(seed);                                 // equal on all ranks
+    random_engine own(reference::mix(seed, rank));              // different on each rank
+    const bool are_large = any(random, 0, 5) == 0;              // few large entries
+    const bool are_many = !are_large && any(random, 0, 9) == 0; // many small entries
     const std::size_t most = are_large ? any(random, 1024, 6000) : any(random, 1, 80);
     const reference::lists all = reference::make_lists(random, ranks, are_large ? 12 : are_many ? 3000 : 60);
     const mpgpu::device where = halo_test::device_of(ctx, world_rank);
@@ -229,8 +230,8 @@ std::size_t run_case(const mpgpu::context &ctx, const mpgpu::mpi::node &node, st
     return rounds * depth;
 }
 
-/// Requires that the creation of an exchange fails on every rank with the status `expected`. If `text` is not empty,
-/// the error on the ranks with `has_text` contains it.
+/// Requires that the creation of an exchange throws `argument_error` on every rank. On ranks with `has_text`, the error
+/// contains `text`. On the other ranks it contains "another rank".
 void check_refusal(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::size_t entries,
                    const std::vector<halo::index_neighbour> &neighbours, const std::string &text, bool has_text,
                    std::size_t entry_bytes = 8) {
@@ -241,9 +242,11 @@ void check_refusal(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std:
     } catch (const mpgpu::argument_error &e) {
         why = e.what();
     }
-    require(!why.empty(), "an exchange was created on a rank although it is not possible: " + text);
-    require(!has_text || why.find(text) != std::string::npos, "the error is: " + why + "\ninstead of: " + text);
-    require(has_text || why.find("another rank") != std::string::npos, "the error is: " + why);
+    require(!why.empty(), "the creation of an exchange was not refused; the error must contain '" + text + "'");
+    require(!has_text || why.find(text) != std::string::npos,
+            "the error is '" + why + "', but must contain '" + text + "'");
+    require(has_text || why.find("another rank") != std::string::npos,
+            "the error is '" + why + "', but must contain 'another rank'");
 }
 
 /// Tests arguments that are invalid on one rank only.
@@ -259,7 +262,7 @@ void check_refusals(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     const std::vector<std::uint32_t> twice = {7, 3, 7};
     const auto range = [](std::int64_t first, std::size_t count) { return halo::index_list::range(first, count); };
     on_last({{last, high, range(0, 2)}},
-            "send list of neighbour " + own + ": index 100 at position 1: must be 0 to 100 - 1");
+            "send list of neighbour " + own + ": index 100 at position 1: must be 0 to 99");
     on_last({{last, range(0, 1), low}}, "receive list of neighbour " + own + ": index -1 at position 0");
     on_last({{last, range(0, 20), range(90, 20)}}, "receive list of neighbour " + own + ": index 100 at position 10");
     on_last({{last, range(0, 3), twice}}, "index 7 is twice in the receive list of neighbour " + own);
@@ -303,21 +306,25 @@ void check_fields(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
         return ranks_test::failure_of([&] { ex.exchange(stream, fields, operation); }) ==
                mpgpu::status::invalid_argument;
     };
-    require(is_refused({}), "an exchange without fields");
-    require(is_refused(std::vector<halo::index_field>(9, halo::field_of(whole))), "nine fields");
-    require(is_refused({good, good}), "entries of 32 bytes in an exchange of at most 16");
-    require(is_refused({halo::field_of(x, 3)}), "a field that is too short");
-    require(is_refused({halo::field_of(x, 0)}), "a field without bytes");
-    require(is_refused({halo::field_of(whole)}, halo::index_operation::add), "an addition of integers");
-    require(is_refused({{x.data(), where, 8, 4, 10, halo::number::none}}), "entries that overlap");
-    require(is_refused({{x.data(), mpgpu::device::host(), 8, 8, 10, halo::number::none}}), "a field in host memory");
+    require(is_refused({}), "an exchange without fields was not refused");
+    require(is_refused(std::vector<halo::index_field>(9, halo::field_of(whole))),
+            "an exchange with nine fields was not refused");
+    require(is_refused({good, good}), "an exchange of 32 bytes per entry was not refused, but the maximum is 16");
+    require(is_refused({halo::field_of(x, 3)}), "an exchange with a field that is too short was not refused");
+    require(is_refused({halo::field_of(x, 0)}), "an exchange with entries of 0 bytes was not refused");
+    require(is_refused({halo::field_of(whole)}, halo::index_operation::add), "an addition of integers was not refused");
+    require(is_refused({{x.data(), where, 8, 4, 10, halo::number::none}}),
+            "an exchange with entries that overlap was not refused");
+    require(is_refused({{x.data(), mpgpu::device::host(), 8, 8, 10, halo::number::none}}),
+            "an exchange with a field in host memory was not refused");
     require(is_refused({{reinterpret_cast<std::byte *>(x.data()) + 4, where, 8, 8, 10, halo::number::f64}},
                        halo::index_operation::reverse_add),
-            "numbers that are not aligned");
+            "an addition of numbers that are not aligned was not refused");
     require(ranks_test::failure_of([&] { ex.finish(stream); }) == mpgpu::status::invalid_argument,
-            "finish without start");
+            "finish without start was not refused");
     ex.start(stream, x);
-    require(ranks_test::failure_of([&] { ex.start(stream, x); }) == mpgpu::status::invalid_argument, "a second start");
+    require(ranks_test::failure_of([&] { ex.start(stream, x); }) == mpgpu::status::invalid_argument,
+            "a second start without finish was not refused");
     ex.finish(stream);
     ex.exchange(stream, {good});
     ex.exchange(stream, x);
@@ -325,9 +332,10 @@ void check_fields(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     ex.add(stream, good);
     ex.add(stream, {halo::field_of(x), halo::field_of(x)});
     stream.synchronize();
-    require(ex.sent() == 5 && ex.received() == 5 && ex.entries() == 10, "the numbers of entries");
+    require(ex.sent() == 5 && ex.received() == 5 && ex.entries() == 10,
+            "sent, received or entries returns a wrong number");
     ex.destroy();
-    require(!ex && ex.entries() == 0, "an object after destroy");
+    require(!ex && ex.entries() == 0, "the object is not empty after destroy");
     ex = halo::indexed(ctx, node, where, 4, {}, options_for(ctx, 8));
     halo::indexed moved = std::move(ex); // exchanges without neighbours
     moved.exchange(stream, x);
@@ -335,7 +343,7 @@ void check_fields(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     stream.synchronize();
     moved.destroy();
     require(ranks_test::failure_of([&] { moved.exchange(stream, x); }) == mpgpu::status::invalid_handle,
-            "an exchange of an empty object");
+            "an exchange of an empty object was not refused");
 }
 
 /// Tests that an exchange ends with an error if a rank on another node does not take part in it.
@@ -361,15 +369,16 @@ void check_time_limit(const mpgpu::context &ctx, const mpgpu::mpi::node &alone) 
         } catch (const mpgpu::timeout &e) {
             why = e.what();
         }
-        require(why.find("messages have not arrived from rank 1") != std::string::npos, "the error is: " + why);
+        require(why.find("messages have not arrived from rank 1") != std::string::npos,
+                "the error is '" + why + "', but must contain 'messages have not arrived from rank 1'");
         require(ranks_test::failure_of([&] { ex.start(stream, x); }) == mpgpu::status::rank_failed,
-                "an exchange after one that has failed");
+                "an exchange after one that has failed was not refused");
     }
     MPI_Barrier(MPI_COMM_WORLD);
     ex = halo::indexed(); // without destroy, because an exchange has failed
 }
 
-/// Runs all tests. `are_nodes` is true if the ranks are on several machines.
+/// Runs all tests. `are_nodes` is true if the ranks are on several nodes, which may be emulated.
 void run(bool are_nodes) {
     const mpgpu::context ctx;
     halo_test::select_device(ctx, world_rank);
@@ -377,7 +386,7 @@ void run(bool are_nodes) {
     require(are_nodes == (node.size() < node.communicator_size()), "the ranks are not on the expected nodes");
     check_refusals(ctx, node);
     check_fields(ctx, node);
-    std::vector<mpgpu::mpi::node> nodes; // some of the ranks count as a node
+    std::vector<mpgpu::mpi::node> nodes; // nodes of 1, 2 or 3 ranks each; of 1 rank if `are_nodes` is true
     for (const int size : are_nodes ? std::vector<int>{1} : std::vector<int>{1, 2, 3}) {
         MPI_Comm local = MPI_COMM_NULL;
         MPI_Comm_split(MPI_COMM_WORLD, world_rank / size, world_rank, &local);

@@ -29,7 +29,8 @@ using ranks_test::failure_of;
 using ranks_test::left_over;
 using ranks_test::world_rank;
 
-constexpr double bound = 30.0; // seconds; the library notices a dead process at once, a machine under load takes longer
+// Seconds. The library notices a dead process at once, but a machine under load takes longer.
+constexpr double bound = 30.0;
 constexpr std::size_t entries = 1000;
 constexpr std::size_t sent = 100;
 
@@ -68,7 +69,7 @@ void exchange_together(halo::indexed &ex, mpgpu::buffer<double> &x, const mpgpu:
     stream.synchronize();
     MPI_Barrier(MPI_COMM_WORLD);
     if (left_over().empty()) {
-        end(1, "nothing of the library is mapped in the middle: this test looks for the wrong names");
+        end(1, "no shared memory of the library was found between exchanges: this test looks for the wrong names");
     }
 }
 
@@ -90,7 +91,7 @@ void run(bool throws) {
     const int ranks = node->size();
     const int victim = ranks - 1;
     if (world_rank == victim) {
-        ex->start(*stream, *x); // sends one message; its neighbours wait for the next one
+        ex->start(*stream, *x); // sends its messages of one exchange; its neighbours wait for those of the next one
     } else {
         ex->exchange(*stream, *x);
         ex->start(*stream, *x);
@@ -118,7 +119,8 @@ void run(bool throws) {
         end(1, "the status is " + std::to_string(static_cast<int>(status)) + ", not peer_gone");
     }
     if (took.count() > bound) {
-        end(1, "it took " + std::to_string(took.count()) + " s");
+        end(1, "the failure was reported after " + std::to_string(took.count()) + " s; the limit is " +
+                   std::to_string(bound) + " s");
     }
     ex.reset();
     stream.reset();

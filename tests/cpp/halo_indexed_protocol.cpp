@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Tests the protocol and the kernel of halo/index_kernel.hpp. Threads represent the blocks of several ranks, and the
-// library is not used, so the test also runs under ThreadSanitizer. Messages are written and read without atomics.
+// Tests the protocol and the kernel of halo/index_kernel.hpp. Threads represent the blocks of several ranks.
+// libmpgpu is not linked, so the test also runs under ThreadSanitizer. Messages are written and read without atomics.
 #include "index_reference.hpp"
 
 #include <mpgpu/halo/index_arrays.hpp>
@@ -34,15 +34,15 @@ std::uint64_t most_cases() {
     return std::getenv("LONG_TESTS") != nullptr ? many : few;
 }
 
-constexpr std::size_t most_bytes = 40; // of an entry in all fields together
+constexpr std::size_t most_bytes = 40; // largest size of an entry, summed over all fields
 
 /// Memory of a rank.
 struct rank_memory {
-    std::vector<mpgpu::notification_counter> inbox; ///< of this type for its alignment
+    std::vector<mpgpu::notification_counter> inbox; ///< element type chosen for its alignment
     std::unique_ptr<detail::index_arrays> arrays;
     detail::index_state state{};
     std::uint64_t gone = 0;
-    std::array<std::vector<std::uint64_t>, halo::most_fields> fields; ///< of this type for their alignment
+    std::array<std::vector<std::uint64_t>, halo::most_fields> fields; ///< element type chosen for its alignment
     std::array<std::vector<std::uint64_t>, halo::most_fields> expected;
 };
 
@@ -195,7 +195,7 @@ TEST_CASE("a kernel ends if a rank has exited, and later kernels do nothing") {
     CHECK(w.state(0).exchange == 1);
     w.set_gone(1);
     w.fill(1, e);
-    w.exchange(1, e); // its message has arrived before its neighbour exited
+    w.exchange(1, e); // rank 0's message to rank 1 arrived before rank 0 exited
     CHECK(w.state(1).abandoned == 0);
 }
 

@@ -40,14 +40,14 @@ struct lists {
     [[nodiscard]] const pair_lists &pair(std::size_t from, std::size_t to) const { return pairs[from * ranks + to]; }
 };
 
-/// Returns random lists. Some pairs exchange nothing, some in one direction only. Entries are sent several times, and
-/// received at most once.
+/// Returns random lists. Some pairs exchange nothing, some in one direction only. Entries may be sent several times,
+/// and are received at most once.
 inline lists make_lists(random_engine &random, std::size_t ranks, std::size_t most_entries) {
     lists made{ranks, std::vector<std::size_t>(ranks), std::vector<pair_lists>(ranks * ranks)};
     for (std::size_t &entries : made.entries) {
         entries = any(random, 0, 7) == 0 ? any(random, 0, 2) : any(random, 0, most_entries);
     }
-    const std::size_t empty_of_4 = any(random, 0, 3); // pairs of four that exchange nothing
+    const std::size_t empty_of_4 = any(random, 0, 3); // of every four pairs, how many exchange nothing, on average
     for (std::size_t to = 0; to < ranks; ++to) {
         std::vector<std::int64_t> free(made.entries[to]);
         std::iota(free.begin(), free.end(), 0);
@@ -87,7 +87,8 @@ struct exchange {
     bool is_split = false; ///< true if the exchange is started and finished by separate calls
 };
 
-/// Returns a random exchange whose entries have at most `most` bytes in all fields together; at least 64.
+/// Returns a random exchange whose entries have at most `most` bytes in all fields together. `most` must be at
+/// least 1.
 inline exchange make_exchange(random_engine &random, std::size_t most) {
     exchange made;
     made.seed = random();

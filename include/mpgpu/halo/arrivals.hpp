@@ -3,8 +3,8 @@
 #define MPGPU_HALO_ARRIVALS_HPP
 
 /// @file
-/// Functions that all kernels of halo exchanges use: the division of the work among blocks, and the wait for messages
-/// of other ranks. Part of mpgpu/halo.hpp; include that header.
+/// Functions that several kernels of halo exchanges use: the division of the work among blocks, and the wait for
+/// messages of other ranks. Part of mpgpu/halo.hpp; include that header.
 
 #include <mpgpu/notify.cuh>
 
@@ -53,13 +53,15 @@ struct tile_range {
 constexpr std::uint32_t none_arrives = ~std::uint32_t{0};
 
 /// Polls until one of the messages whose bit is set in `left` has arrived, and returns its index. Returns
-/// `none_arrives` if no more messages will arrive. `flag_of(m)` returns the flag of message `m`, or null if the message
-/// has arrived in any case. There are `count` messages, at most 32. `gone` is a word in host memory that is not 0 if no
-/// more messages will arrive, or null. One thread of a block calls it.
+/// `none_arrives` if no more messages will arrive. A message has arrived if its flag is at least `exchange`.
+/// `flag_of(m)` returns the address of the flag, or null if message `m` needs no flag. There are `count` messages, at
+/// most 32. `gone` may be null; otherwise it points to a word in host memory that is not 0 if no more messages will
+/// arrive. One thread of a block calls it.
 template <class Flag>
 MPGPU_NOTIFY_BOTH inline std::uint32_t poll_for_any(const Flag &flag_of, std::uint32_t count, const std::uint64_t *gone,
                                                     std::uint32_t left, std::uint64_t exchange) {
-    constexpr std::uint32_t look = 4096; // every few milliseconds, because all blocks then read host memory
+    // Number of polls between two reads of `gone`: a few milliseconds, because every block reads it from host memory.
+    constexpr std::uint32_t look = 4096;
     for (std::uint32_t polls = 1;; ++polls) {
         for (std::uint32_t m = 0; m < count; ++m) {
             if ((left >> m & 1U) == 0) {
@@ -74,7 +76,8 @@ MPGPU_NOTIFY_BOTH inline std::uint32_t poll_for_any(const Flag &flag_of, std::ui
             return none_arrives;
         }
 #ifdef __CUDA_ARCH__
-        __nanosleep(32); // each read invalidates the L1 cache, which blocks that pack use
+        // Pause, because each read invalidates the L1 cache, and other blocks that pack data use this cache.
+        __nanosleep(32);
 #else
         std::this_thread::yield(); // there may be more threads than cores
 #endif
@@ -102,8 +105,8 @@ MPGPU_NOTIFY_BOTH inline std::uint32_t wait_for_any(const notify_block &block, c
 #endif
 }
 
-/// Counts the blocks that have called it. Returns true, to all threads of a block, in the last block of the grid. The
-/// threads of that block then see the earlier writes of all blocks. All threads of all blocks call it.
+/// Increments the number of blocks that have called this function. Returns true to all threads of the block that calls
+/// it last. The threads of that block then see the earlier writes of all blocks. All threads of all blocks call it.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline bool is_last_block(const notify_block &block, std::uint32_t *counted) {
 #ifdef __CUDA_ARCH__
     __shared__ bool last;

@@ -3,8 +3,8 @@
 #define MPGPU_HALO_DEPARTURE_HPP
 
 /// @file
-/// Notification of the other ranks when this rank leaves an exchange whose kernels wait for each other. Part of
-/// mpgpu/halo.hpp; include that header.
+/// Notification of the other ranks when this rank leaves a plan or an `indexed` object whose kernels wait for each
+/// other. Part of mpgpu/halo.hpp; include that header.
 
 #include <mpgpu/halo/mesh.hpp>
 
@@ -15,17 +15,17 @@
 
 namespace mpgpu::halo::detail {
 
-/// Object that notifies the other ranks when this rank leaves the plan. To each rank whose kernels wait for messages of
-/// this rank, it reports the number of exchanges in which this rank took part. A rank that waits for a later exchange
-/// gets `peer_gone`.
+/// Object that notifies the other ranks when this rank leaves a plan or an `indexed` object (below: plan). To each rank
+/// whose kernels wait for messages of this rank, it reports the number of exchanges in which this rank took part. A
+/// rank that waits for a later exchange gets `peer_gone`.
 ///
-/// A plan with captured exchanges reports the largest number instead, because a graph may be launched any number of
-/// times. If such a plan is destroyed by an exception, it reports 0. After another rank has exited, every plan reports
-/// 0, because the kernels of this rank then send nothing more.
+/// A plan with captured exchanges reports `any_exchange` instead of the number, because a graph may be launched any
+/// number of times. If such a plan is destroyed by an exception, it reports 0. After another rank has exited, every
+/// plan reports 0, because the kernels of this rank then send nothing more.
 class departure {
   public:
-    /// `gone` is the address of a counter of this rank, which is set when a rank exits or leaves whose messages this
-    /// rank waits for. `there` are the addresses of these counters of the ranks to which this rank sends.
+    /// `gone`: address of a counter of this rank. It is set when a rank from which this rank expects messages exits or
+    /// leaves. `there`: addresses of the same counter of each rank to which this rank sends.
     departure(mp_context_t context, std::uint64_t *gone, std::vector<std::uint64_t *> there)
         : context_(context), gone_(gone), there_(std::move(there)) {}
     departure(const departure &) = delete;
@@ -48,8 +48,8 @@ class departure {
     }
 
     /// Declares that a kernel is about to wait for messages of exchange `exchange`, or of any exchange if the kernel is
-    /// captured. The library then ends the wait if a rank exits. Throws `peer_gone` if such a rank has already exited
-    /// or left.
+    /// captured. The library then ends the wait if a rank from which this rank expects messages exits. Throws
+    /// `peer_gone` if one has already exited or left.
     void expect(bool is_captured, std::uint64_t exchange) {
         has_captured = has_captured || is_captured;
         const mp_signal_t wait = {gone_, is_captured ? any_exchange : exchange};

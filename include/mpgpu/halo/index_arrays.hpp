@@ -63,15 +63,15 @@ struct index_arrays {
     }
 
     std::vector<index_message> messages;
-    std::vector<std::uint64_t> sends = {0}; ///< `index_work::sends`
-    std::vector<std::uint64_t> receives = {0};
-    std::vector<std::uint32_t> narrow; ///< all index lists, if the indices have at most 32 bits
-    std::vector<std::uint64_t> wide;   ///< all index lists, if the indices have more than 32 bits
-    std::vector<index_target> targets; ///< `index_work::targets`
+    std::vector<std::uint64_t> sends = {0};    ///< first sent entry of each message, see `index_work::sends`
+    std::vector<std::uint64_t> receives = {0}; ///< first received entry of each message, see `index_work::receives`
+    std::vector<std::uint32_t> narrow;         ///< all index lists, if the indices have at most 32 bits
+    std::vector<std::uint64_t> wide;           ///< all index lists, if the indices have more than 32 bits
+    std::vector<index_target> targets;         ///< entries of the send lists, see `index_work::targets`
     std::vector<index_term> terms;
-    std::uint64_t entry_bytes;           ///< `index_options::entry_bytes`
-    const std::uint64_t *gone = nullptr; ///< `index_work::gone`
-    bool overlaps = false;               ///< `index_work::overlaps`
+    std::uint64_t entry_bytes;           ///< largest sum of the entry sizes of all fields, see `index_options`
+    const std::uint64_t *gone = nullptr; ///< word that is not 0 if no more messages will arrive, see `index_work::gone`
+    bool overlaps = false;               ///< true if a send list and a receive list contain the same entry
 
   private:
     /// Appends an index list to the array of all lists.
@@ -118,7 +118,7 @@ struct index_arrays {
 };
 
 /// Returns a field divided into words of the largest size to which all its entries are aligned. If the exchange adds,
-/// the words are its numbers.
+/// the words are the numbers of the field.
 [[nodiscard]] inline index_words words_of(const index_field &f, bool adds) noexcept {
     const std::uint64_t all = reinterpret_cast<std::uintptr_t>(f.data) | f.entry_bytes | f.stride_bytes;
     std::uint32_t bytes = 1;
@@ -169,7 +169,7 @@ struct index_arrays {
         std::uint32_t blocks = 1;
     };
     return [](const context &ctx, device, const index_arrays &arrays, int) -> index_launch {
-        // Shared ownership, because enqueued work may outlive the exchange.
+        // Shared ownership, because enqueued work may outlive the `indexed` object.
         const auto kept = std::make_shared<kernel>(arrays);
         return [context = ctx.get(), kept](stream_view stream, const index_call &call) {
             index_work work = kept->work;

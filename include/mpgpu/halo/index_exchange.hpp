@@ -22,10 +22,11 @@
 
 namespace mpgpu::halo {
 
-/// Exchange of the entries of vectors by index lists, between the ranks of a communicator. Each rank is a process. The
-/// object is created once. Each exchange names the vectors that take part in it.
+/// Object that exchanges the entries of vectors by index lists, between the ranks of a communicator. Each rank is a
+/// process. The object is created once. Each exchange names the vectors that take part in it.
 ///
-/// Neighbours on this node: the kernel exchanges the entries. No function except `destroy` blocks.
+/// Neighbours on this node: the kernel exchanges the entries. The constructor, `destroy` and the destructor block. The
+/// other functions do not.
 ///
 /// Neighbours on other nodes: MPI exchanges messages in host memory. `start` blocks until the entries are gathered, and
 /// `finish` blocks until the messages have arrived. MPI must allow calls from the threads that call these functions.
@@ -33,20 +34,26 @@ namespace mpgpu::halo {
 /// All ranks execute the same exchanges in the same order, with the same operations. They pass the same number of
 /// fields with the same entry sizes. Exchanges run one after the other, even in different streams.
 ///
+/// Graphs: in a stream that is being captured, an exchange becomes part of the graph. All ranks must capture the same
+/// exchanges and launch the graphs in the same order. In a capture, all exchanges must be enqueued in one stream. Only
+/// `start` and `finish` of the same exchange may use different streams; the stream of the next exchange must then wait
+/// for the stream of `finish`.
+///
 /// The context must outlive the object, and the vectors must exist until the exchanges have finished. The object owns
 /// message buffers and events. It is move-only. The destructor blocks until all enqueued work has finished. Several
 /// threads must not use an object at the same time.
 class indexed {
   public:
-    /// Constructs an empty object. All functions except the destructor throw `argument_error`.
+    /// Constructs an empty object. Of an empty object, `entries`, `sent` and `received` return 0, and `operator bool`
+    /// returns false. `destroy` and the functions that exchange throw `argument_error`.
     indexed() noexcept = default;
 
-    /// Creates an exchange. Collective over the communicator from which `node` was created. `where` is the GPU of the
-    /// vectors, and `entries` the length of the vectors of this rank, in entries. `neighbours` are the ranks with which
-    /// this rank exchanges entries; a rank may occur once. Two ranks name each other as neighbours if one of them sends
-    /// an entry to the other. All lists are copied.
+    /// Creates an exchange object. Collective over the communicator from which `node` was created. `where` is the GPU
+    /// of the vectors, and `entries` the length of the vectors of this rank, in entries. `neighbours` are the ranks
+    /// with which this rank exchanges entries. A rank may occur at most once. If a rank sends an entry to another, each
+    /// must list the other. All lists are copied.
     ///
-    /// If one rank cannot create the exchange, all ranks throw. They throw `argument_error` if an index is not less
+    /// If one rank cannot create the object, all ranks throw. They throw `argument_error` if an index is not less
     /// than `entries`, if an entry is in two receive lists, or if the lengths of a send list and of its receive list
     /// differ. They throw `not_supported` if the memory of a neighbour on this node cannot be mapped, or if
     /// `index_options::kernel` is empty on the CUDA backend.
@@ -55,11 +62,11 @@ class indexed {
         : indexed(make(ctx, node, where, entries, neighbours, how)) {}
 
     /// Blocks until the exchanges have finished, and frees the resources. The object is then empty. It may be destroyed
-    /// or assigned to. Collective over the node's ranks. Call it before MPI_Finalize. Throws `driver_error`,
-    /// `peer_gone`.
+    /// or assigned to. All ranks of the communicator must call it before MPI_Finalize. The call waits for the ranks of
+    /// this node. Throws `peer_gone` if one of them has exited, and `driver_error` if the GPU driver fails.
     void destroy() {
         check_made();
-        indexed whole = std::move(*this); // is destroyed at the end of this function
+        indexed whole = std::move(*this); // `whole` is destroyed at the end of this function
         whole.own_->end.synchronize();
         if (whole.own_->messages) {
             whole.own_->messages->close();
@@ -71,11 +78,12 @@ class indexed {
     }
 
     /// Enqueues an exchange of up to `most_fields` fields after all earlier work in `stream` and before all later work.
-    /// Blocks only if a rank has neighbours on other nodes. `stream` is a stream of the exchange's device.
+    /// Blocks only if this rank has neighbours on other nodes. `stream` is a stream of the object's device.
     ///
     /// Throws `argument_error` if the fields are not valid; nothing is enqueued then. Throws `peer_gone` if a neighbour
     /// has exited, and `timeout` if neighbours on other nodes exceed `index_options::time_limit`. Throws
-    /// `not_supported` if the stream is being captured and there are neighbours on other nodes. Throws `driver_error`.
+    /// `not_supported` if the stream is being captured and this rank has neighbours on other nodes. Throws
+    /// `driver_error` if the GPU driver fails.
     void exchange(stream_view stream, array_view<const index_field> fields,
                   index_operation operation = index_operation::copy) {
         if (calls_mpi()) {
@@ -110,10 +118,13 @@ class indexed {
     }
 
     /// Starts an exchange after all earlier work in `stream`: enqueues a kernel that gathers the entries and sends
-    /// them. Later work in `stream` does not wait for other ranks, and may write to all entries.
+    /// them. Later work in `stream` does not wait for other ranks.
     ///
-    /// Entries that receive a message keep their values until `finish`. Throws the exceptions of `exchange`. Throws
-    /// `argument_error` if another exchange was started and not finished.
+    /// The exchange reads the entries before later work in `stream` begins, and writes entries only in `finish`. Later
+    /// work may therefore write to all entries. `finish` stores the received values to the entries, or adds them to the
+    /// values that the entries then have.
+    ///
+    /// Throws the exceptions of `exchange`. Throws `argument_error` if another exchange was started and not finished.
     void start(stream_view stream, array_view<const index_field> fields,
                index_operation operation = index_operation::copy) {
         detail::index_call call = checked(fields, operation);
@@ -175,9 +186,10 @@ class indexed {
     static indexed make(const context &ctx, const mpi::node &node, device where, std::size_t entries,
                         array_view<const index_neighbour> neighbours, const index_options &how) {
         if (!node) {
-            mpgpu::detail::fail_empty("node"); // MPI would abort the program
+            mpgpu::detail::fail_empty("node"); // MPI aborts the program if the communicator is null
         }
-        mpgpu::detail::meet_all_ranks(node.get(), "halo::indexed"); // ranks in another call get an error
+        // If another rank is in a different collective call, all ranks get an error.
+        mpgpu::detail::meet_all_ranks(node.get(), "halo::indexed");
         const auto check = [](std::optional<error_details> found) {
             if (found) {
                 detail::fail(std::move(*found));
@@ -191,7 +203,7 @@ class indexed {
         const detail::index_pairs pairs(node, neighbours, how.entry_bytes);
         all([&] { check(pairs.wrong(node.communicator_rank())); });
         const int sharing = detail::ranks_sharing(ctx, where, node.communicator());
-        mpi::detail::communicator own; // of the messages to other nodes
+        mpi::detail::communicator own; // communicator for messages to other nodes
         if (!ranks::is_one_node(node)) {
             mpi::detail::check(MPI_Comm_dup(node.everyone(), own.address()), "MPI_Comm_dup");
         }
@@ -310,9 +322,10 @@ class indexed {
         std::int32_t capturing = 0;
         detail::check(mp_stream_get_info(own_->context, stream.get(), &of, &capturing));
         if (of != MP_DEVICE_HOST && of != own_->where.id()) {
-            detail::fail(detail::invalid(
-                "stream", "a stream of device " + std::to_string(of) + ": the exchange was created for device " +
-                              std::to_string(own_->where.id()) + "; pass a stream of that device"));
+            detail::fail(detail::invalid("stream", "a stream of device " + std::to_string(of) +
+                                                       ": the halo::indexed object was created for device " +
+                                                       std::to_string(own_->where.id()) +
+                                                       "; pass a stream of that device"));
         }
         const bool is_captured = capturing != 0;
         if (is_captured && calls_mpi()) {
@@ -321,7 +334,8 @@ class indexed {
                                          "messages, and calls of MPI cannot be part of a graph"));
         }
         own_->leaving->expect(is_captured, own_->leaving->exchanges + (call.gathers ? 1 : 0));
-        // Exchanges of a capture are in one stream. Only the two parts of one exchange may be in different streams.
+        // In a capture, all exchanges must be enqueued in one stream. Only `start` and `finish` of the same exchange
+        // may use different streams, so only `finish` waits for an event.
         event &end = is_captured ? own_->captured_end : own_->end;
         if (!is_captured || !call.gathers) {
             detail::check(mp_stream_wait_event(own_->context, stream.get(), end.get()));
@@ -333,7 +347,7 @@ class indexed {
         end.record(stream);
     }
 
-    /// Resources of the exchange. The members are destroyed in reverse order: other ranks are notified first.
+    /// Resources of the object. The members are destroyed in reverse order: other ranks are notified first.
     struct resources {
         explicit resources(const context &ctx) : context(ctx.get()), end(ctx), captured_end(ctx) {}
 

@@ -9,32 +9,33 @@
 ///
 /// **Protocol.** The protocol is that of pushed messages (halo/pushed.hpp). The kernel counts the exchanges of its rank
 /// in device memory. An inbox has room for two exchanges: exchange n uses half n % 2. To set a flag, the kernel writes
-/// the number of the exchange to it. Flags are compared by `>=`.
+/// the number of the exchange to it. The message of exchange n has arrived when its flag is at least n.
 ///
 /// **Proof that a half is free.** The proof of halo/pushed.hpp requires three properties:
 /// - Each rank receives a message from every rank to which it sends one. Here, two ranks that exchange any entry send
 ///   to each other in every exchange. A message without entries consists of its flag only.
 /// - In every exchange, the kernel of a rank waits for the flags of all its messages, also of those without entries.
-///   For each message, at least one block waits: the blocks that scatter a part of the message, and block
-///   m % blocks for message m. The kernel ends after all blocks have ended.
+///   Block m % (number of blocks) waits for message m. Blocks that scatter a part of message m wait for it too. The
+///   kernel ends after all blocks have ended.
 /// - The kernels of an exchange run after the kernels of the previous exchange on the same rank. `start` and `finish`
-///   launch two kernels: the first gathers, the second waits and scatters. Only the second one increments the number of
-///   the exchange. The flags of exchange n are set after both kernels of exchange n - 1 have ended.
+///   launch one kernel each: the first gathers, the second waits and scatters. Only the second one increments the
+///   number of the exchange. The flags of exchange n are set after both kernels of exchange n - 1 have ended.
 ///
 /// All three operations of `index_operation` use the same inboxes and flags, so they may follow each other in any
-/// order. The room for a message is that of the longer of the two lists of the pair.
+/// order. The buffer of a message has space for the longer of the pair's two lists.
 ///
-/// **Entries that are sent and received.** An entry may be in a send list and in a receive list. All blocks then wait
-/// until all blocks of this rank have gathered, before they scatter (`index_arrays::overlaps`).
+/// **Entries that are sent and received.** If an entry is both in a send list and in a receive list
+/// (`index_arrays::overlaps`), no block scatters before all blocks of this rank have gathered.
 ///
 /// **Order of additions.** Several messages may contain a contribution to the same entry if the operation is
-/// `reverse_add`. The kernel then waits for all messages. One thread adds all contributions to a number: by ascending
-/// rank of the sender, and by position in the message. The sum is therefore the same in every execution.
+/// `reverse_add`. The kernel then waits for all messages. One thread adds all contributions to one number, ordered by
+/// the sender's rank and then by the position in the message. The sum is therefore the same in every execution.
 ///
 /// **Ranks on other nodes.** Messages to and from them are in host memory and have no flags. The kernel that gathers
-/// has ended before MPI sends them, and the kernel that scatters is launched after MPI has received them. One place per
-/// message is enough: an exchange has sent its messages before the next one gathers, and the messages of an exchange
-/// are received after its gathering kernel has ended, which runs after the scattering kernel of the previous exchange.
+/// has ended before MPI sends them, and the kernel that scatters is launched after MPI has received them. One buffer
+/// per message suffices. MPI has sent the messages of an exchange before the next exchange gathers. MPI receives the
+/// messages of an exchange only after the gathering kernel has ended, and that kernel runs after the scattering kernel
+/// of the previous exchange.
 ///
 /// **Message format.** A message contains its fields one after the other. Each field is aligned to 16 bytes and
 /// contains the entries in the order of the index list, without gaps. The sender and the receiver may copy words of
@@ -61,16 +62,18 @@ struct __attribute__((may_alias, aligned(16))) word_of_16 {
 /// Value of `index_part::list` for a contiguous range of entries.
 constexpr std::uint64_t no_list = ~std::uint64_t{0};
 
-/// Entries of one message on one rank.
+/// Entries of this rank's vectors that one message is gathered from or scattered to: an index list or a contiguous
+/// range.
 struct index_part {
-    std::uint64_t list = no_list; ///< place of the index list in the array of all index lists
+    std::uint64_t list = no_list; ///< offset of the index list in the array of all index lists
     std::uint64_t first = 0;      ///< first entry of a contiguous range
 };
 
-/// Messages between this rank and one neighbour. A message is in the inbox of its receiver.
+/// Addresses of the messages between this rank and one neighbour. Same node: each message is in the inbox of its
+/// receiver. Other node: both messages are in host memory of this rank, and `there_half` and `here_half` are 0.
 struct index_message {
-    std::byte *there = nullptr;          ///< message to the neighbour, in the first half of its inbox
-    std::byte *here = nullptr;           ///< message from the neighbour, in the first half of this rank's inbox
+    std::byte *there = nullptr;          ///< message to the neighbour, in the first half of the inbox
+    std::byte *here = nullptr;           ///< message from the neighbour, in the first half of the inbox
     std::uint64_t there_half = 0;        ///< offset of the second half of the neighbour's inbox, bytes
     std::uint64_t here_half = 0;         ///< offset of the second half of this rank's inbox, bytes
     std::uint64_t *there_flag = nullptr; ///< flag that this rank sets; null if the neighbour is on another node
@@ -82,7 +85,7 @@ struct index_message {
 /// Entry to which `index_operation::reverse_add` adds contributions.
 struct index_target {
     std::uint64_t entry; ///< index of the entry
-    std::uint64_t first; ///< place of its first contribution in the array of contributions
+    std::uint64_t first; ///< offset of its first contribution in the array of contributions
 };
 
 /// Contribution to an entry: an entry of a received message.
@@ -91,10 +94,10 @@ struct index_term {
     std::uint32_t position; ///< position of the entry in the message
 };
 
-/// State that the kernel keeps between exchanges, in device memory. Initially 0.
+/// State that the kernel keeps between exchanges, in device memory. All members are initially 0.
 struct index_state {
     std::uint64_t exchange;  ///< number of the last exchange that has ended
-    std::uint64_t gathered;  ///< number of the last exchange that all blocks have gathered
+    std::uint64_t gathered;  ///< number of the last exchange in which all blocks have gathered their entries
     std::uint64_t abandoned; ///< number of the exchange that was abandoned because a rank exited; 0 if none
     std::uint32_t packed;    ///< number of blocks that have gathered their part of the current exchange
     std::uint32_t ended;     ///< number of blocks that have ended in the current exchange
@@ -112,7 +115,7 @@ struct index_words {
 
 /// Arguments of one launch: the fields, the operation, and the parts of the exchange that the launch performs.
 struct index_call {
-    index_words fields[most_fields] = {}; ///< device code cannot index a std::array
+    index_words fields[most_fields] = {}; ///< fields; a C array, because device code cannot index a std::array
     std::uint32_t count = 0;              ///< number of fields
     index_operation operation = index_operation::copy;
     bool gathers = true;  ///< true if the launch gathers and sends
@@ -122,17 +125,21 @@ struct index_call {
 /// Kernel argument that describes an exchange. A plain value. Its arrays are in memory that the kernel can access.
 struct index_work {
     const index_message *messages = nullptr; ///< messages by ascending rank of the neighbour
-    const std::uint64_t *sends = nullptr;    ///< message m has the entries `sends[m]` to `sends[m + 1] - 1` of all sent
-    const std::uint64_t *receives = nullptr; ///< the same for received entries
-    const std::uint32_t *narrow = nullptr;   ///< index lists of 32-bit indices; null if the indices have 64 bits
-    const std::uint64_t *wide = nullptr;     ///< index lists of 64-bit indices
-    const index_target *targets = nullptr;   ///< entries of the send lists; one more element marks the end
+    /// Number of the first entry of each message, if the sent entries of all messages are numbered consecutively. One
+    /// more element gives the total.
+    const std::uint64_t *sends = nullptr;
+    /// Number of the first entry of each message, if the received entries of all messages are numbered consecutively.
+    /// One more element gives the total.
+    const std::uint64_t *receives = nullptr;
+    const std::uint32_t *narrow = nullptr; ///< index lists of 32-bit indices; null if the indices have 64 bits
+    const std::uint64_t *wide = nullptr;   ///< index lists of 64-bit indices
+    const index_target *targets = nullptr; ///< entries of the send lists; one more element marks the end
     const index_term *terms = nullptr;
     index_state *state = nullptr;
     const std::uint64_t *gone = nullptr; ///< word in host memory that is not 0 if no more messages will arrive
     std::uint64_t target_count = 0;
     std::uint32_t count = 0; ///< number of messages in each direction
-    bool overlaps = false;   ///< true if an entry is sent and received
+    bool overlaps = false;   ///< true if a send list and a receive list contain the same entry
     index_call call;
 };
 
@@ -147,16 +154,16 @@ struct word_range {
     return {quotient(count * block.index, block.blocks), quotient(count * (block.index + 1), block.blocks)};
 }
 
-/// Returns the part of `all` that belongs to a message, as words of the message. The message consists of the words
-/// `first` to `end - 1` of all messages.
+/// Returns the intersection of `all` and a message that occupies the words [first, end). Both use one numbering of the
+/// words of all messages. The result is relative to `first`.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline word_range part_of(word_range all, std::uint64_t first, std::uint64_t end) {
     const std::uint64_t from = all.first > first ? all.first : first;
     const std::uint64_t to = all.end < end ? all.end : end;
     return from < to ? word_range{from - first, to - first} : word_range{0, 0};
 }
 
-/// Returns the message that contains the entry with the number `entry` of all messages. `starts` has `count` + 1
-/// elements, and `entry` is less than the last one.
+/// Returns the message that contains entry `entry`, where the entries of all messages are numbered consecutively.
+/// `starts` has `count` + 1 elements, and `entry` is less than the last one.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline std::uint32_t message_of(const std::uint64_t *starts, std::uint32_t count,
                                                                 std::uint64_t entry) {
     std::uint32_t first = 0;
@@ -172,7 +179,7 @@ struct word_range {
     return first;
 }
 
-/// Returns the index in the vectors of an entry of a message.
+/// Returns the index of the vector entry at position `position` of a message.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline std::uint64_t entry_of(const index_work &work, const index_part &part,
                                                               std::uint64_t position) {
     if (part.list == no_list) {
@@ -192,8 +199,8 @@ struct word_range {
     return offset;
 }
 
-/// Position in a list of entries: entry, and word in the entry. Advances by a fixed number of words. Divides only in
-/// the constructor.
+/// Position in a list of entries: entry, and word in the entry. Advances by a fixed number of words. The constructor
+/// divides; `advance` does not.
 class word_walk {
   public:
     MPGPU_NOTIFY_BOTH word_walk(std::uint64_t words, std::uint64_t first, std::uint64_t stride)
@@ -215,8 +222,8 @@ class word_walk {
     std::uint64_t words_;
     std::uint64_t entry_;
     std::uint64_t word_;
-    std::uint64_t entries_; ///< stride, split into entries and words
-    std::uint64_t rest_;
+    std::uint64_t entries_; ///< whole entries in the stride
+    std::uint64_t rest_;    ///< remaining words of the stride
 };
 
 /// Returns the address of a word of an entry of a field.
@@ -358,8 +365,8 @@ MPGPU_NOTIFY_BOTH inline bool scatter_messages(const notify_block &block, const 
                                                std::uint64_t exchange) {
     const index_call &call = work.call;
     const std::uint64_t *const starts = work.receives;
-    std::uint64_t first = ~std::uint64_t{0}; // entries of which this block scatters some words
-    std::uint64_t end = 0;
+    std::uint64_t first = ~std::uint64_t{0}; // first entry of which this block scatters some words
+    std::uint64_t end = 0;                   // last such entry, plus 1
     for (std::uint32_t f = 0; f < call.count; ++f) {
         const std::uint64_t words = call.fields[f].words;
         const word_range own = share_of(starts[work.count] * words, block);
@@ -435,7 +442,7 @@ MPGPU_NOTIFY_BOTH inline bool add_messages(const notify_block &block, const inde
 /// Performs the calling block's work in an exchange by index lists. Blocks wait for other ranks, whose blocks wait for
 /// all blocks of this rank. Therefore all blocks must run simultaneously.
 MPGPU_NOTIFY_BOTH inline void exchange_indexed(const notify_block &block, const index_work &work) {
-    const std::uint64_t exchange = work.state->exchange + 1; // the last block to end increments it
+    const std::uint64_t exchange = work.state->exchange + 1; // the last block that ends increments `state->exchange`
     // In the exchange that is abandoned, all blocks still gather. Later exchanges do nothing.
     const std::uint64_t abandoned = mpgpu::detail::load<mpgpu::detail::reach::device>(&work.state->abandoned);
     if (abandoned != 0 && abandoned < exchange) {

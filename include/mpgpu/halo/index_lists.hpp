@@ -39,8 +39,8 @@ class index_list {
     template <class T, std::enable_if_t<is_index<T>, int> = 0>
     constexpr index_list(array_view<T> indices) noexcept
         : data_(indices.data()), size_(indices.size()), bytes_(sizeof(T)), is_signed_(std::is_signed_v<T>) {}
-    /// Constructs a list from a container of indices, for example a `std::vector`. The container must outlive the list,
-    /// so temporary containers are rejected.
+    /// Constructs a list from a container of indices, for example a `std::vector`. The container must exist as long
+    /// as stated above; temporaries are rejected.
     template <class C, std::enable_if_t<is_index<element_of<C>>, int> = 0>
     constexpr index_list(C &indices) noexcept
         : index_list(array_view<const element_of<C>>(indices.data(), indices.size())) {}
@@ -83,9 +83,11 @@ class index_list {
 /// Neighbour of a rank in an exchange by index lists, and the entries that the two ranks exchange. A neighbour may be
 /// the rank itself. A list may be empty.
 struct index_neighbour {
-    int rank = 0;       ///< number of the neighbour in the communicator from which the node was created
-    index_list send;    ///< entries to send, in the order of the message; an entry may be in several lists
-    index_list receive; ///< entries that receive the neighbour's message; no entry may be in two of these lists
+    int rank = 0; ///< number of the neighbour in the communicator from which the node was created
+    /// Entries to send, in the order of the message. An entry may occur several times, in one or several send lists.
+    index_list send;
+    /// Entries that receive the neighbour's message. An entry may occur only once in all receive lists.
+    index_list receive;
 };
 
 /// Type of the numbers in an entry. Only exchanges that add need it.
@@ -95,8 +97,8 @@ enum class number : std::int32_t {
     f64   ///< `double`
 };
 
-/// Vector that takes part in an exchange. A non-owning view, in the memory of the exchange's device. Entry `i` has
-/// `entry_bytes` bytes and begins at `data + i * stride_bytes`.
+/// Vector that takes part in an exchange. A non-owning view, in the memory of the `indexed` object's device. Entry `i`
+/// has `entry_bytes` bytes and begins at `data + i * stride_bytes`.
 struct index_field {
     void *data;               ///< address of entry 0
     device location;          ///< device that owns the memory
@@ -106,17 +108,20 @@ struct index_field {
     number values;            ///< type of the numbers in an entry
 };
 
-/// Converts a `buffer` or a `device_span` to a field. An entry consists of `values` adjacent elements, for example 3
-/// for a velocity.
-template <class Elements> [[nodiscard]] index_field field_of(Elements &&elements, std::size_t values = 1) noexcept {
+/// Converts a `buffer` or a `device_span` to a field. An entry consists of `elements_per_entry` adjacent elements,
+/// for example 3 for a velocity.
+template <class Elements>
+[[nodiscard]] index_field field_of(Elements &&elements, std::size_t elements_per_entry = 1) noexcept {
     const auto whole = mpgpu::detail::as_device_span(elements);
     using element = typename decltype(whole)::element_type;
     static_assert(!std::is_const_v<element>, "mpgpu: an exchange writes to its fields");
     constexpr number type = std::is_same_v<element, double>  ? number::f64
                             : std::is_same_v<element, float> ? number::f32
                                                              : number::none;
-    const std::size_t bytes = values * sizeof(element);
-    return {whole.data(), whole.location(), bytes, bytes, values == 0 ? 0 : whole.size() / values, type};
+    const std::size_t bytes = elements_per_entry * sizeof(element);
+    return {
+        whole.data(), whole.location(), bytes, bytes, elements_per_entry == 0 ? 0 : whole.size() / elements_per_entry,
+        type};
 }
 
 /// Operation of an exchange by index lists.
@@ -142,7 +147,7 @@ using index_launch = std::function<void(stream_view, const detail::index_call &)
 /// - the number of processes that share the device.
 using index_kernel = std::function<index_launch(const context &, device, const detail::index_arrays &, int)>;
 
-/// Options of an exchange by index lists.
+/// Options of an `indexed` object.
 struct index_options {
     /// Largest number of bytes per entry in an exchange: the sum of `index_field::entry_bytes` over all fields that are
     /// exchanged together. At most 1 MiB. Equal on all ranks. It determines the size of the message buffers.
@@ -150,10 +155,10 @@ struct index_options {
     /// Function that creates the kernel, on CUDA `cuda_indexed()` of mpgpu/halo.cuh. If it is empty, CPU threads are
     /// used, which is possible only on the host backend.
     index_kernel kernel;
-    /// Longest time that `finish` waits for messages from and to ranks on other nodes, for example
-    /// `std::chrono::seconds(60)`. If it is empty, it waits without limit, even if such a rank has exited. The time
-    /// starts when `start` has passed the messages to MPI. Ranks on one node are not affected. See
-    /// `options::time_limit`.
+    /// Longest time from the end of `start` until all messages to and from other nodes have been transferred, for
+    /// example `std::chrono::seconds(60)`. After this time, `finish` throws `timeout`. If this option is empty,
+    /// `finish` waits without limit, even if a rank on another node has exited. Neighbours on this node are not
+    /// affected. See `options::time_limit`.
     std::optional<std::chrono::nanoseconds> time_limit;
 };
 
@@ -167,12 +172,14 @@ constexpr std::size_t most_entry_bytes = std::size_t{1} << 20U;
     const std::string whose = std::string(name) + " list of neighbour " + std::to_string(rank);
     if (list.size() > std::numeric_limits<std::uint32_t>::max()) {
         return invalid("neighbours", whose + ": " + std::to_string(list.size()) +
-                                         " entries: the maximum is 2^32 - 1; use several objects");
+                                         " entries: the maximum is 2^32 - 1; use several halo::indexed objects");
     }
     const auto out_of_range = [&](std::int64_t index, std::size_t position) {
         return invalid("neighbours", whose + ": index " + std::to_string(index) + " at position " +
-                                         std::to_string(position) + ": must be 0 to " + std::to_string(entries) +
-                                         " - 1, because the vectors have " + std::to_string(entries) +
+                                         std::to_string(position) +
+                                         (entries == 0 ? ": the vectors have 0"
+                                                       : ": must be 0 to " + std::to_string(entries - 1) +
+                                                             ", because the vectors have " + std::to_string(entries)) +
                                          " entries; correct the list, or pass the length of the vectors as `entries`");
     };
     const auto is_valid = [&](std::int64_t index) { return index >= 0 && static_cast<std::uint64_t>(index) < entries; };
@@ -212,7 +219,7 @@ constexpr std::size_t most_entry_bytes = std::size_t{1} << 20U;
                         ? "index " + index + " is twice in the receive list of neighbour " + std::to_string(other)
                         : "index " + index + " is in the receive lists of neighbours " + std::to_string(same->second) +
                               " and " + std::to_string(other)) +
-                       ": each entry must be received once; remove it from one of the lists");
+                       ": an entry may be received at most once; keep only one of the occurrences");
 }
 
 /// Checks the neighbours of a rank. Returns the error, or nothing if they are valid.
@@ -237,8 +244,8 @@ constexpr std::size_t most_entry_bytes = std::size_t{1} << 20U;
     std::sort(numbers.begin(), numbers.end());
     const auto same = std::adjacent_find(numbers.begin(), numbers.end());
     if (same != numbers.end()) {
-        return invalid("neighbours",
-                       "neighbour " + std::to_string(*same) + " is given twice: join its lists in one neighbour");
+        return invalid("neighbours", "neighbour " + std::to_string(*same) +
+                                         " is given twice: merge its lists into one index_neighbour");
     }
     return wrong_overlap(neighbours);
 }
@@ -256,7 +263,8 @@ constexpr std::size_t most_entry_bytes = std::size_t{1} << 20U;
     return std::nullopt;
 }
 
-/// Checks a field of an exchange. `where` is the device of the exchange, and `entries` the length of its vectors.
+/// Checks a field of an exchange. `where` is the device of the `indexed` object, and `entries` the length of its
+/// vectors.
 [[nodiscard]] inline std::optional<error_details> wrong(const index_field &f, device where, std::size_t entries,
                                                         bool adds) {
     if (f.entry_bytes == 0 || f.stride_bytes < f.entry_bytes) {
@@ -266,12 +274,12 @@ constexpr std::size_t most_entry_bytes = std::size_t{1} << 20U;
     }
     if (f.size < entries || (f.data == nullptr && entries > 0)) {
         return invalid("fields", "a field of " + std::to_string(f.data == nullptr ? 0 : f.size) +
-                                     " entries: the exchange was created for vectors of " + std::to_string(entries) +
-                                     " entries; pass vectors of that length");
+                                     " entries: the halo::indexed object was created for vectors of " +
+                                     std::to_string(entries) + " entries; pass vectors of that length");
     }
     if (f.location != where) {
         return invalid("fields", "a field on device " + std::to_string(f.location.id()) +
-                                     ": the exchange was created for device " + std::to_string(where.id()) +
+                                     ": the halo::indexed object was created for device " + std::to_string(where.id()) +
                                      "; pass vectors on that device");
     }
     const std::size_t bytes = f.values == number::f64 ? sizeof(double) : sizeof(float);
@@ -280,10 +288,10 @@ constexpr std::size_t most_entry_bytes = std::size_t{1} << 20U;
                                  "field_of with a vector of float or double, or set index_field::values");
     }
     if (adds && (reinterpret_cast<std::uintptr_t>(f.data) | f.entry_bytes | f.stride_bytes) % bytes != 0) {
-        return invalid("fields", "a field with entries of " + std::to_string(f.entry_bytes) +
-                                     " bytes at a distance of " + std::to_string(f.stride_bytes) +
-                                     " bytes: to be added, address, size and distance must be multiples of " +
-                                     std::to_string(bytes) + " bytes");
+        return invalid("fields", "an exchange that adds requires that the field's address, entry_bytes (" +
+                                     std::to_string(f.entry_bytes) + ") and stride_bytes (" +
+                                     std::to_string(f.stride_bytes) + ") are multiples of " + std::to_string(bytes) +
+                                     " bytes");
     }
     return std::nullopt;
 }
@@ -310,7 +318,7 @@ constexpr std::size_t most_entry_bytes = std::size_t{1} << 20U;
     }
     if (sum > entry_bytes) {
         return invalid("fields", "entries of " + std::to_string(sum) +
-                                     " bytes in all fields together: the maximum of this exchange is " +
+                                     " bytes in all fields together: the maximum of this halo::indexed object is " +
                                      std::to_string(entry_bytes) +
                                      "; create it with a larger index_options::entry_bytes");
     }

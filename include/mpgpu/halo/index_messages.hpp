@@ -90,11 +90,12 @@ class index_messages {
     void check_usable() const {
         if (failed_) {
             fail(refusal(status::rank_failed, "stream",
-                         "an earlier exchange with ranks on other nodes has failed; create a new object"));
+                         "an earlier exchange with ranks on other nodes has failed; this halo::indexed object can no "
+                         "longer be used"));
         }
     }
 
-    /// Starts to send and to receive the messages of an exchange. They have been gathered.
+    /// Starts to send and to receive the messages of an exchange. The kernel has already gathered the messages to send.
     void start(const index_call &call) {
         or_fail([&] {
             requests_.clear();
@@ -144,8 +145,8 @@ class index_messages {
         const std::uint64_t units = bytes / piece_alignment; // MPI counts are ints, and messages may exceed 2 GiB
         if (units > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
             fail(refusal(status::not_supported, "fields",
-                         "a message of " + std::to_string(bytes) +
-                             " bytes to another node: the maximum is 32 GiB; exchange fewer fields at once"));
+                         "a message to or from rank " + std::to_string(p.rank) + " has " + std::to_string(bytes) +
+                             " bytes: the maximum is 32 GiB; exchange fewer fields at once"));
         }
         if (units == 0) {
             return;
@@ -183,7 +184,7 @@ class index_messages {
         }
         fail(refusal(status::timeout, "time_limit",
                      "the exchange has not ended within index_options::time_limit, " + text_of_time(*time_limit_) +
-                         ": " + why + "; destroy the object"));
+                         ": " + why + "; end the lifetime of the halo::indexed object without calling destroy()"));
     }
 
     /// Returns true if a request has ended or could be cancelled. Never blocks.
@@ -213,8 +214,9 @@ class index_messages {
 
     std::optional<wait_clock::duration> time_limit_;
     wait_clock clock_;
-    mpi::detail::communicator communicator_; ///< separate communicator, so that other messages do not match
-    std::vector<peer> peers_;                ///< by ascending rank
+    /// Separate communicator, so that MPI does not match its messages with those of the program.
+    mpi::detail::communicator communicator_;
+    std::vector<peer> peers_; ///< by ascending rank
     std::unique_ptr<memory> outbox_;
     std::unique_ptr<memory> inbox_;
     std::vector<MPI_Request> requests_; ///< requests of the receives, then of the sends

@@ -23,8 +23,9 @@
 
 namespace mpgpu::halo::detail {
 
-/// Values that a rank sends to another rank when the exchange is created: the lengths of its lists for that rank, and
-/// the place of that rank's message in its inbox, if both ranks are on one node. Trivially copyable.
+/// Values that a rank sends to another rank when the `indexed` object is created: the lengths of its lists for the
+/// other rank and, if both ranks are on one node, where in the sender's own inbox the other rank must write its
+/// message. Trivially copyable.
 struct index_offer {
     std::uint64_t sends;       ///< number of entries that the rank sends to the other
     std::uint64_t receives;    ///< number of entries that the rank expects from the other

@@ -27,7 +27,7 @@ namespace mpgpu::halo::detail {
 template <> struct processes<mpi::node> {
     /// Memory of the other ranks of the node that a plan has mapped.
     struct of_others final : imports {
-        /// `name` is the name of the collective `barrier`, for error texts.
+        /// `name` is the function that errors of `barrier` mention.
         explicit of_others(const mpi::node &ranks, const char *name = "halo::plan::destroy")
             : node(ranks.get()), call(name) {}
 
@@ -56,7 +56,8 @@ template <> struct processes<mpi::node> {
     }
 
     /// Calls `step()` on all ranks. If it throws on one rank, all ranks throw, because a rank that continued would wait
-    /// forever for the failed rank. `argument` is the name of the argument in the error of the other ranks. Collective.
+    /// forever for the failed rank. `argument` is the argument that the error on the other ranks names.
+    /// Collective.
     template <class Step>
     static void together(const mpi::node &node, const Step &step, const char *argument = "arrays") {
 #if MPGPU_EXCEPTIONS

@@ -46,7 +46,7 @@ pub enum Reason {
         /// Simulated time of the plan without the additional paths, seconds.
         one_path: f64,
     },
-    /// The plan is faster if no path passes through relays of this kind: host memory or other GPUs. The value is the relay of this path.
+    /// The plan is faster without paths through relays of the same kind (host memory, or GPUs). The value is this path's relay.
     Slower(DeviceId),
     /// The path's staging slots exceed the limit of staging memory.
     Staging {

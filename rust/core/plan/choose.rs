@@ -35,8 +35,9 @@ impl Selection<'_> {
         self.stage(shares.collect())
     }
 
-    /// Assigns each transfer to several paths, except paths through host memory (`closed` is true) or through other GPUs (`closed` is
-    /// false). Returns `None` if no second path helps. `without` is the simulated time of the best plan so far, in seconds.
+    /// Assigns each transfer to several paths. Returns `None` if no second path helps. `without` is the simulated time of the best plan so
+    /// far, in seconds. `closed` excludes paths: `Some(true)` those through host memory, `Some(false)` those through other GPUs, `None` no
+    /// path.
     pub(super) fn several_paths(&mut self, without: f64, closed: Option<bool>) -> Option<Assignment> {
         self.closed.fill(None);
         self.close_slow(without);

@@ -262,8 +262,8 @@ fn several(proposed: &mut Proposed<'_>) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// Proposes several paths for each transfer, except paths through host memory (`closed` is true) or through other GPUs (`closed` is false).
-/// Returns true if the plan is the fastest so far.
+/// Proposes several paths for each transfer. Returns true if the plan is the fastest so far. `closed` excludes paths: `Some(true)` those
+/// through host memory, `Some(false)` those through other GPUs, `None` no path.
 fn propose_paths(proposed: &mut Proposed<'_>, closed: Option<bool>) -> Result<bool, PlanError> {
     let without = proposed.judge.seconds();
     let Some(assignment) = proposed.selection.several_paths(without, closed) else {

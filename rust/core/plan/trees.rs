@@ -38,8 +38,10 @@ pub const LEAST_BYTES: u64 = 1 << 20;
 struct Try {
     /// True if the data is divided into equal blocks, each with a tree of its own, so that each device sends at most one block and receives
     /// at most one block at a time ([`rounds`](super::rounds)). The time until the last member receives its first block hardly grows with the
-    /// number of members. If false, the data is divided among the trees that are the cheapest under some prices (dual values) of resources;
-    /// the star, in which the source sends to all members; and for each member the tree in which it forwards the data to all others.
+    /// number of members.
+    ///
+    /// If false, the candidate trees are: (1) trees that are cheapest for some prices (dual values) of resources; (2) the star; (3) for each
+    /// member, the tree in which the source sends only to that member, which forwards to all others (hub).
     rounds: bool,
     /// Smallest fraction of the data of a group (transfers with the same source) for which a tree is worth the operations that it needs.
     least_share: f64,
