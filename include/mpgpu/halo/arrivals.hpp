@@ -6,6 +6,7 @@
 /// Functions that several kernels of halo exchanges use: the division of the work among blocks, and the wait for
 /// messages of other ranks. Part of mpgpu/halo.hpp; include that header.
 
+#include <mpgpu/detail/cpp17.hpp>
 #include <mpgpu/notify.cuh>
 
 #include <cstddef>

@@ -303,7 +303,7 @@ class mpi_requests : public off_node {
         }
         fail(refusal(status::timeout, "time_limit",
                      "the halo exchange has not ended within options::time_limit, " + text_of_time(*time_limit_) +
-                         ": " + why + "; destroy the plan"));
+                         ": " + why + "; end the lifetime of the plan without calling destroy()"));
     }
 
     /// Calls `step()`. If it throws, later exchanges are refused.

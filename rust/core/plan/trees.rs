@@ -36,13 +36,8 @@ pub const LEAST_BYTES: u64 = 1 << 20;
 /// Parameters of one proposed program. More trees come closer to the capacity of the links; fewer and larger chunks wait less for each
 /// other.
 struct Try {
-    /// True if the data is divided into equal blocks, each with a tree of its own, so that each device sends at most one block and receives
-    /// at most one block at a time ([`rounds`](super::rounds)). The time until the last member receives its first block hardly grows with the
-    /// number of members.
-    ///
-    /// If false, the candidate trees are: (1) trees that are cheapest for some prices (dual values) of resources; (2) the star; (3) for each
-    /// member, the tree in which the source sends only to that member, which forwards to all others (hub).
-    rounds: bool,
+    /// Trees among which each group's data may be divided.
+    trees: Candidates,
     /// Smallest fraction of the data of a group (transfers with the same source) for which a tree is worth the operations that it needs.
     least_share: f64,
     /// Factor on the number of chunks or blocks. With 1, the number balances the cost of synchronisations against the time until the last
@@ -53,14 +48,27 @@ struct Try {
     lanes: usize,
 }
 
+/// Set of trees among which a group's data is divided.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Candidates {
+    /// Trees that are the cheapest under some prices (dual values) of resources, and in addition the trees of [`Candidates::Hubs`].
+    Priced,
+    /// Star, in which the source sends to all members, and for each member the tree in which that member forwards the data to all others.
+    Hubs,
+    /// One tree for each of several equal blocks of the data, so that each device sends at most one block and receives at most one block at
+    /// a time ([`rounds`](super::rounds)). The time until the last member receives its first block hardly grows with the number of members.
+    Rounds,
+}
+
 /// Parameters that are tried, in order. Each set is the best for some presets and random machines.
-const TRIES: [Try; 6] = [
-    Try { rounds: false, least_share: 0.02, chunks: 1.0, lanes: 2 },
-    Try { rounds: false, least_share: 0.02, chunks: 0.5, lanes: 2 },
-    Try { rounds: false, least_share: 0.02, chunks: 0.5, lanes: 1 },
-    Try { rounds: false, least_share: 0.05, chunks: 1.5, lanes: 2 },
-    Try { rounds: true, least_share: 0.0, chunks: 1.0, lanes: 1 },
-    Try { rounds: true, least_share: 0.0, chunks: 0.7, lanes: 1 },
+const TRIES: [Try; 7] = [
+    Try { trees: Candidates::Priced, least_share: 0.02, chunks: 1.0, lanes: 2 },
+    Try { trees: Candidates::Priced, least_share: 0.02, chunks: 0.5, lanes: 2 },
+    Try { trees: Candidates::Priced, least_share: 0.02, chunks: 0.5, lanes: 1 },
+    Try { trees: Candidates::Priced, least_share: 0.05, chunks: 1.5, lanes: 2 },
+    Try { trees: Candidates::Hubs, least_share: 0.02, chunks: 1.0, lanes: 1 },
+    Try { trees: Candidates::Rounds, least_share: 0.0, chunks: 1.0, lanes: 1 },
+    Try { trees: Candidates::Rounds, least_share: 0.0, chunks: 0.7, lanes: 1 },
 ];
 
 /// Largest number of devices of a machine for which trees are searched by prices (dual values) of resources. The time of the search grows
@@ -326,11 +334,11 @@ fn propose_trees(
             break;
         }
         // Each member would be the hub of a tree, which are too many trees for a large machine.
-        if !attempt.rounds && !is_priced {
+        if attempt.trees != Candidates::Rounds && !is_priced {
             continue;
         }
         // Copy engines behind a switch do not reach the simulated rate if GPUs exchange chunks with several others; see `Costs::scattered`.
-        let is_slowed = is_behind_switch && options.passing == Passing::CopyEngines && !attempt.rounds;
+        let is_slowed = is_behind_switch && options.passing == Passing::CopyEngines && attempt.trees != Candidates::Rounds;
         problem.offer(attempt, &trees, if is_slowed { machine.costs().scattered } else { 1.0 }, rest, judge);
     }
     Some(bound)
@@ -384,7 +392,7 @@ impl Problem<'_> {
                 judge.offer_at(part, program, || Basis::Transfers(self.transfers(&shares, rest)));
             }
             let issued = copies as f64 * self.options.issue(self.machine.costs()) / (MOST_ISSUED * self.bound);
-            if attempt.rounds || coarser > 1.0 || issued <= 1.0 || !issued.is_finite() {
+            if attempt.trees == Candidates::Rounds || coarser > 1.0 || issued <= 1.0 || !issued.is_finite() {
                 return Some(());
             }
             coarser = issued;
@@ -439,12 +447,12 @@ impl Problem<'_> {
     /// if a group has no tree or the solver fails.
     fn shares(&self, attempt: &Try, priced: &[Vec<Tree>]) -> Option<Vec<Share>> {
         let Problem { machine, groups, network, flows, busy, .. } = self;
-        let Try { rounds, least_share, .. } = attempt;
-        if *rounds {
+        let Try { trees, least_share, .. } = attempt;
+        if *trees == Candidates::Rounds {
             return self.blocks(attempt);
         }
         let resources = machine.resources().len();
-        let mut found = priced.to_vec();
+        let mut found = if *trees == Candidates::Priced { priced.to_vec() } else { vec![Vec::new(); flows.len()] };
         for (flow, found) in flows.iter().zip(&mut found) {
             // The star, and for each member the tree in which it forwards the data to all others. Behind a switch these are as fast as any
             // trees, and have at most two successive copies.
@@ -554,7 +562,7 @@ impl Problem<'_> {
         if further > 0.0 { by_rounds.min(by_issue) } else { by_rounds }
     }
 
-    /// Returns the trees of [`Try::rounds`]. The number of blocks is [`Problem::block_count`] multiplied by [`Try::chunks`], unless
+    /// Returns the trees of [`Candidates::Rounds`]. The number of blocks is [`Problem::block_count`] multiplied by [`Try::chunks`], unless
     /// the options set it. Returns `None` if a direct copy between two members does not exist.
     fn blocks(&self, attempt: &Try) -> Option<Vec<Share>> {
         let Problem { options, groups, network, flows, .. } = self;
@@ -634,7 +642,7 @@ impl Problem<'_> {
         let Problem { machine, options, network, flows, .. } = self;
         let (Share { tree, bytes, .. }, flow) = (share, &flows[share.group]);
         let hops = depth(tree).saturating_sub(1).max(by.lanes as u32 - 1);
-        if hops == 0 || is_alone || by.rounds {
+        if hops == 0 || is_alone || by.trees == Candidates::Rounds {
             return *bytes;
         }
         let slowest = tree.iter().flat_map(|hop| network.work_of(flow, *hop)).map(|work| work.1).fold(0.0, f64::max);
@@ -696,7 +704,7 @@ impl Problem<'_> {
             let (from_place, to_place) =
                 (if from == flow.src { Place::Source { transfer: transfers[to_member], offset } } else { place(from) }, place(to));
             // In rounds, a device sends one block at a time, so all its copies share a lane.
-            let pair = (from, if attempt.rounds { from } else { to });
+            let pair = (from, if attempt.trees == Candidates::Rounds { from } else { to });
             let pair = lanes.iter().position(|lanes| lanes.pair == pair).unwrap_or_else(|| {
                 lanes.push(PairLanes { pair, own: SmallVec::new(), chunks: 0 });
                 lanes.len() - 1
@@ -716,7 +724,7 @@ impl Problem<'_> {
             if let Place::Slot { .. } = from_place {
                 read.entry((at, chunk, from)).or_default().push(op);
             }
-            if attempt.rounds {
+            if attempt.trees == Candidates::Rounds {
                 // If a device received two blocks concurrently, both would arrive late, and so would the blocks of all later rounds.
                 after.extend(last.insert(to, op).filter(|_| groups.len() == 1));
             }
