@@ -173,7 +173,9 @@ const ACCEPTED: [(&str, f64); 9] = [
     ("an engine", 1.15),
     ("its parts", 1.15),
     ("numbers", 1.15),
-    ("scale", 1.1),
+    // Trees that scatter are compared at a part of their simulated rate (`Costs::scattered`), so the simulated times of two plans that
+    // are compared as equal may differ by 1 / 0.6.
+    ("scale", 1.7),
     ("without relays", 1.15),
     ("without the host", 1.2),
 ];
