@@ -82,10 +82,11 @@ class plan {
     plan() noexcept = default;
 
     plan(const plan &) = delete;
-    plan(plan &&) noexcept = default;
     plan &operator=(const plan &) = delete;
-    /// Destroys the own plan and takes over the other. The members must be destroyed in the order of the destructor:
-    /// ranks are notified that this rank leaves before their memory is unmapped.
+    /// Takes over a plan. The other plan is then empty.
+    plan(plan &&other) noexcept = default;
+    /// Destroys the own plan and takes over the other. Memberwise assignment would unmap the memory of other ranks
+    /// before it notifies them that this rank leaves.
     plan &operator=(plan &&other) noexcept {
         if (this != &other) {
             std::destroy_at(this);
@@ -93,6 +94,7 @@ class plan {
         }
         return *this;
     }
+    /// Blocks until all enqueued work has finished, and frees the resources.
     ~plan() = default;
 
     /// Creates a plan in which this process contains all ranks of the grid. `arrays[rank]` are the arrays of each rank,
