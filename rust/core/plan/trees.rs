@@ -3,7 +3,7 @@
 //! Transfers of a batch with the same source ([`Shape::source`]) form a group. The destinations are the group's members. The group's data
 //! is divided among *trees*. In each tree the source sends a part of the data to one or several devices, and these send it to others, until
 //! all members have it. Members need no staging memory: they forward a chunk from its destination buffer as soon as it has arrived. Other
-//! devices forward chunks through a staging ring. Trees include the star, in which the source sends to all members, and the chain. Scatter
+//! devices forward chunks through a staging ring. Trees include the star, in which the source sends to all members. Scatter
 //! and exchange uses one tree for each destination, in which the source sends only to that destination. Transfers that share no source form
 //! one group for each pair of source and destination device. A tree of such a group is a path over any number of relays. Such paths are
 //! useful if GPUs are connected so unevenly that a path over one relay is slow.
