@@ -24,8 +24,9 @@ namespace mpgpu::halo::detail {
 /// plan reports 0, because the kernels of this rank then send nothing more.
 class departure {
   public:
-    /// `gone`: address of a counter of this rank. It is set when a rank from which this rank expects messages exits or
-    /// leaves. `there`: addresses of the same counter of each rank to which this rank sends.
+    /// Stores the addresses of counters. The counter `gone` of this rank is set when a rank from which this rank
+    /// expects messages exits or leaves. `there` contains the address of the same counter of each rank to which this
+    /// rank sends.
     departure(mp_context_t context, std::uint64_t *gone, std::vector<std::uint64_t *> there)
         : context_(context), gone_(gone), there_(std::move(there)) {}
     departure(const departure &) = delete;

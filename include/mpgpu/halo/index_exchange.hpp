@@ -22,8 +22,8 @@
 
 namespace mpgpu::halo {
 
-/// Object that exchanges the entries of vectors by index lists, between the ranks of a communicator. Each rank is a
-/// process. The object is created once. Each exchange names the vectors that take part in it.
+/// Object that exchanges entries of vectors between the ranks of a communicator. Index lists name the entries. Each
+/// rank is a process. The object is created once, and each exchange names its vectors.
 ///
 /// Neighbours on this node: the kernel exchanges the entries. The constructor, `destroy` and the destructor block. The
 /// other functions do not.
@@ -334,8 +334,8 @@ class indexed {
                                          "messages, and calls of MPI cannot be part of a graph"));
         }
         own_->leaving->expect(is_captured, own_->leaving->exchanges + (call.gathers ? 1 : 0));
-        // In a capture, all exchanges must be enqueued in one stream. Only `start` and `finish` of the same exchange
-        // may use different streams, so only `finish` waits for an event.
+        // All exchanges of a capture are in one stream, which orders them. `start` and `finish` of an exchange may be
+        // in different streams, so `finish` waits for the event of `start`.
         event &end = is_captured ? own_->captured_end : own_->end;
         if (!is_captured || !call.gathers) {
             detail::check(mp_stream_wait_event(own_->context, stream.get(), end.get()));

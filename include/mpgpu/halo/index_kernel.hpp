@@ -69,8 +69,9 @@ struct index_part {
     std::uint64_t first = 0;      ///< first entry of a contiguous range
 };
 
-/// Addresses of the messages between this rank and one neighbour. Same node: each message is in the inbox of its
-/// receiver. Other node: both messages are in host memory of this rank, and `there_half` and `here_half` are 0.
+/// Addresses of the messages between this rank and one neighbour. If the neighbour is on the same node, each message is
+/// in the inbox of its receiver. If it is on another node, both messages are in host memory of this rank, and
+/// `there_half` and `here_half` are 0.
 struct index_message {
     std::byte *there = nullptr;          ///< message to the neighbour, in the first half of the inbox
     std::byte *here = nullptr;           ///< message from the neighbour, in the first half of the inbox
@@ -199,8 +200,8 @@ struct word_range {
     return offset;
 }
 
-/// Position in a list of entries: entry, and word in the entry. Advances by a fixed number of words. The constructor
-/// divides; `advance` does not.
+/// Position in a list of entries: the entry, and the word in the entry. `advance` moves the position by a fixed number
+/// of words. Only the constructor divides, because division is slow on GPUs.
 class word_walk {
   public:
     MPGPU_NOTIFY_BOTH word_walk(std::uint64_t words, std::uint64_t first, std::uint64_t stride)
@@ -443,7 +444,7 @@ MPGPU_NOTIFY_BOTH inline bool add_messages(const notify_block &block, const inde
 /// all blocks of this rank. Therefore all blocks must run simultaneously.
 MPGPU_NOTIFY_BOTH inline void exchange_indexed(const notify_block &block, const index_work &work) {
     const std::uint64_t exchange = work.state->exchange + 1; // the last block that ends increments `state->exchange`
-    // In the exchange that is abandoned, all blocks still gather. Later exchanges do nothing.
+    // All blocks still gather their entries in the exchange in which a rank was lost. Later exchanges do nothing.
     const std::uint64_t abandoned = mpgpu::detail::load<mpgpu::detail::reach::device>(&work.state->abandoned);
     if (abandoned != 0 && abandoned < exchange) {
         return;
