@@ -4,6 +4,7 @@
 // toolkit, and the driver compiles the kernels for the GPU of the machine.
 
 #include "actions.hpp"
+#include "block_copy.hpp"
 #include "segment_copy.hpp"
 #include "signal_wait.hpp"
 
@@ -116,4 +117,85 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kWideLanes)
     mpgpu_run_few_actions(const __grid_constant__ mpgpu::ActionListOf<mpgpu::kFewActions> list) {
     begin();
     mpgpu::run_actions(list, BlockGroup{});
+}
+
+namespace {
+
+// Groups of equal size in a launch.
+struct Groups {
+    uint32_t lanes;
+
+    __device__ uint32_t number() const { return (blockIdx.x * blockDim.x + threadIdx.x) / lanes; }
+    __device__ uint32_t count() const { return gridDim.x * blockDim.x / lanes; }
+    __device__ uint32_t lane() const { return threadIdx.x % lanes; }
+};
+
+// Keeps a group's stores at the rate of the launch. A group that fell behind may catch up with what it would have moved
+// within kLag, so that the mean rate is kept beside work that delays single groups.
+class LinkPace {
+  public:
+    // Groups begin one after the other, as they go on.
+    __device__ LinkPace(uint32_t picoseconds, Groups groups)
+        : picoseconds_(picoseconds), began_(now()),
+          due_(uint64_t{picoseconds} * mpgpu::kLaneBytes * groups.lanes * groups.number() / groups.count()) {}
+
+    __device__ void keep(uint32_t bytes) {
+        if (picoseconds_ == 0) {
+            return;
+        }
+        uint64_t passed = (now() - began_) * 1000;
+        while (passed < due_) {
+            __nanosleep(100);
+            passed = (now() - began_) * 1000;
+        }
+        if (passed - due_ > kLag) {
+            due_ = passed - kLag;
+        }
+        due_ += uint64_t{picoseconds_} * bytes;
+    }
+
+  private:
+    static constexpr uint64_t kLag = 100000000; // 100 us in picoseconds
+
+    __device__ static uint64_t now() {
+        uint64_t nanoseconds;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(nanoseconds));
+        return nanoseconds;
+    }
+
+    uint32_t picoseconds_;
+    uint64_t began_;
+    uint64_t due_;
+};
+
+// Writes both words of a report at once.
+struct IndexReport {
+    Groups groups;
+
+    __device__ void operator()(uint64_t report, uint64_t position, uint64_t index) const {
+        if (report != 0 && groups.lane() == 0) {
+            asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};"
+                         :
+                         : "l"(report), "l"(position), "l"(index)
+                         : "memory");
+        }
+    }
+};
+
+} // namespace
+
+// Segments with an end in host memory, by few blocks.
+extern "C" __global__ void __launch_bounds__(mpgpu::kPieceLanes)
+    mpgpu_copy_pieces(const __grid_constant__ mpgpu::SegmentList list, uint32_t lanes, uint32_t picoseconds) {
+    const Groups groups{lanes};
+    mpgpu::copy_paced_segments(list, groups.number(), groups.count(), groups.lane(), lanes,
+                               LinkPace(picoseconds, groups));
+}
+
+// Blocks that index lists name, or pieces that are listed in memory.
+extern "C" __global__ void __launch_bounds__(mpgpu::kPieceLanes)
+    mpgpu_copy_blocks(const __grid_constant__ mpgpu::BlockList list) {
+    const Groups groups{list.lanes};
+    mpgpu::copy_blocks(list, groups.number(), groups.count(), groups.lane(), list.lanes,
+                       LinkPace(list.picoseconds, groups), IndexReport{groups});
 }

@@ -1,5 +1,6 @@
 // Defines the functions that the interposer exports in place of the driver's. Each examines its arguments. If the copy
 // is not accelerated, it calls the driver's own function with the same arguments.
+#include "batches.hpp"
 #include "copies.hpp"
 #include "driver.hpp"
 #include "opened.hpp"
@@ -134,6 +135,30 @@ MPGPU_EXPORTED cuDevicePrimaryCtxRetain(context *primary, int gpu) noexcept {
     }
     return code;
 }
+
+#define MPGPU_BATCH(name, form)                                                                                        \
+    MPGPU_EXPORTED name(device_pointer *dst, device_pointer *src, std::size_t *bytes, std::size_t count,               \
+                        batch_attributes *attributes, std::size_t *first, std::size_t attribute_count,                 \
+                        std::size_t *failed, stream in) noexcept {                                                     \
+        if (take_batch({dst, src, bytes, count, attributes, attribute_count}, meant(zero::form, in))) {                \
+            return success;                                                                                            \
+        }                                                                                                              \
+        return call(symbol::name, dst, src, bytes, count, attributes, first, attribute_count, failed, in);             \
+    }
+MPGPU_BATCH(cuMemcpyBatchAsync, legacy)
+MPGPU_BATCH(cuMemcpyBatchAsync_ptsz, per_thread)
+
+#define MPGPU_BATCH_V2(name, form)                                                                                     \
+    MPGPU_EXPORTED name(device_pointer *dst, device_pointer *src, std::size_t *bytes, std::size_t count,               \
+                        batch_attributes *attributes, std::size_t *first, std::size_t attribute_count,                 \
+                        stream in) noexcept {                                                                          \
+        if (take_batch({dst, src, bytes, count, attributes, attribute_count}, meant(zero::form, in))) {                \
+            return success;                                                                                            \
+        }                                                                                                              \
+        return call(symbol::name, dst, src, bytes, count, attributes, first, attribute_count, in);                     \
+    }
+MPGPU_BATCH_V2(cuMemcpyBatchAsync_v2, legacy)
+MPGPU_BATCH_V2(cuMemcpyBatchAsync_v2_ptsz, per_thread)
 
 MPGPU_EXPORTED cuCtxEnablePeerAccess(context peer, unsigned flags) noexcept {
     return enabled_access(peer, call(symbol::cuCtxEnablePeerAccess, peer, flags));

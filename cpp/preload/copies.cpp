@@ -668,6 +668,22 @@ void prepare_early() noexcept {
     }
 }
 
+bool is_being_captured(stream in) {
+    return is_capturing(in);
+}
+
+bool with_context(const std::function<bool(mp_context *)> &work) {
+    if (is_inside) {
+        return false;
+    }
+    const inside guard;
+    const stage now = state.load(std::memory_order_acquire);
+    if (now == stage::idle) {
+        prepare();
+    }
+    return now == stage::ready && work(mpgpu_context);
+}
+
 bool is_in_use() noexcept {
     return state.load(std::memory_order_acquire) == stage::ready;
 }

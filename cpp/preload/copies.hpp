@@ -3,6 +3,14 @@
 
 #include "driver.hpp"
 
+#include <functional>
+
+struct mp_context;
+
+#include <functional>
+
+struct mp_context;
+
 namespace mpgpu_preload {
 
 /// True if a copy must be passed to the driver, as far as this can be determined without a query of the driver. In this
@@ -17,6 +25,13 @@ bool take(device_pointer dst, device_pointer src, std::size_t bytes, stream in) 
 /// copies large pageable memory holds locks of the driver for most of the time, and would delay the creation for
 /// seconds.
 void prepare_early() noexcept;
+
+/// Calls `work` with mpgpu's context and returns its result. If there is no context yet, it returns false, and a
+/// separate thread creates the context for later calls. The interposer does not accelerate copies that `work` makes.
+bool with_context(const std::function<bool(mp_context *)> &work);
+
+/// True if `in` is being captured into a graph.
+bool is_being_captured(stream in);
 
 /// True if mpgpu has created its context and uses the program's GPUs.
 bool is_in_use() noexcept;

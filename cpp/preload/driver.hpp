@@ -24,6 +24,10 @@
     X(cuMemcpyHtoD_v2_ptds)                                                                                            \
     X(cuMemcpyDtoH_v2)                                                                                                 \
     X(cuMemcpyDtoH_v2_ptds)                                                                                            \
+    X(cuMemcpyBatchAsync)                                                                                              \
+    X(cuMemcpyBatchAsync_ptsz)                                                                                         \
+    X(cuMemcpyBatchAsync_v2)                                                                                           \
+    X(cuMemcpyBatchAsync_v2_ptsz)                                                                                      \
     X(cuMemcpyPeerAsync)                                                                                               \
     X(cuMemcpyPeerAsync_ptsz)                                                                                          \
     X(cuDevicePrimaryCtxRetain)                                                                                        \

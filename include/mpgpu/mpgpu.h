@@ -709,6 +709,60 @@ typedef struct {
     uint8_t bytes[64];
 } mp_message_descriptor_t;
 
+/// Blocks of one size in arrays, which index lists name: pages of a key-value cache, rows of a table. Initialise with
+/// `MP_BLOCKS_INIT`.
+typedef struct {
+    /// `sizeof(mp_blocks_t)`.
+    size_t size;
+    /// First bytes of the destination arrays, `layers` of them.
+    void *const *dst;
+    /// First bytes of the source arrays, `layers` of them.
+    const void *const *src;
+    /// Pairs of arrays. The same blocks of each pair are copied.
+    uint64_t layers;
+    /// Bytes of a block.
+    uint64_t block_bytes;
+    /// Blocks to copy in each layer.
+    uint64_t count;
+    /// Bytes from one block of a destination array to the next; 0 for `block_bytes`.
+    uint64_t dst_stride;
+    /// Bytes from one block of a source array to the next; 0 for `block_bytes`.
+    uint64_t src_stride;
+    /// Blocks of each destination array. Indices are compared with it.
+    uint64_t dst_blocks;
+    /// Blocks of each source array. Indices are compared with it.
+    uint64_t src_blocks;
+    /// `count` indices of destination blocks, unsigned, in host memory or in memory of a GPU; NULL for blocks 0 to `count` - 1.
+    const void *dst_index;
+    /// `count` indices of source blocks, likewise.
+    const void *src_index;
+    /// Bytes of an index, 4 or 8.
+    uint32_t index_bytes;
+    /// Must be 0.
+    uint32_t reserved;
+} mp_blocks_t;
+
+/// Bounds of a copy of pieces. Initialise with `MP_PIECE_OPTIONS_INIT`; a field that is 0 takes what the environment says.
+typedef struct {
+    /// `sizeof(mp_piece_options_t)`.
+    size_t size;
+    /// Multiprocessors that the kernel may occupy at most (`MPGPU_KERNEL_BLOCKS`). Four fill a PCIe 5 link.
+    uint32_t multiprocessors;
+    /// Whether writes to host memory stay below the share of the link that `MPGPU_HOST_WRITE_PERCENT` names. A link that is
+    /// saturated with writes slows down other work of the GPU to half. On by default.
+    mp_switch_t paced;
+} mp_piece_options_t;
+
+/// One piece of `mp_copy_pieces`.
+typedef struct {
+    /// First byte of the destination.
+    void *dst;
+    /// First byte of the source.
+    const void *src;
+    /// Number of bytes; 0 is allowed.
+    uint64_t bytes;
+} mp_segment_t;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -1870,6 +1924,40 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
                              mp_stream_t stream,
                              mp_request_t *request);
 
+/// Copies blocks of arrays in `stream` by one kernel of the stream's GPU, without a plan: another list of blocks costs
+/// no planning. It starts after all earlier work in `stream`, and later work there starts after it. Returns without waiting for
+/// the copy. `request` may be NULL.
+///
+/// Block `dst_index[i]` of each destination array receives block `src_index[i]` of the source array of the same layer. Index
+/// lists in host memory are read and checked before the call returns. Lists in memory of a GPU are read when the copy runs:
+/// blocks whose index is out of range are not copied then, and `mp_wait` for the request or `mp_stream_synchronize` returns
+/// `MP_ERROR_INVALID_ARGUMENT` with the position and the index. If a destination block is listed twice, each of its bytes is that
+/// of one of the two sources. A block that is both source and destination of one call may be read before or after it is written.
+///
+/// Arrays lie in memory of GPUs or in pinned host memory (`mp_alloc`, `mp_memory_register`, or of CUDA); both must stay
+/// allocated until the copy has run. Any thread, host functions excepted.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for a field of `blocks` or `options`, with its name and value;
+/// `MP_ERROR_INVALID_POINTER` for an array that is NULL, pageable, or runs past its allocation; `MP_ERROR_NOT_SUPPORTED` where the
+/// stream's GPU does not reach an array, and for a captured stream if an index list is not NULL.
+mp_status_t mp_copy_blocks(mp_context_t context,
+                           const mp_blocks_t *blocks,
+                           const mp_piece_options_t *options,
+                           mp_stream_t stream,
+                           mp_request_t *request);
+
+/// Copies pieces in `stream` by one kernel of the stream's GPU, without a plan, in no particular order: no destination may
+/// overlap another piece. Otherwise as `mp_copy_blocks`. The list is read before the call returns; overlaps are not checked. For
+/// pieces that are many and small; few and large ones are for `mp_plan`. Any thread, host functions excepted.
+///
+/// Errors: as `mp_copy_blocks`, each naming the piece by its position.
+mp_status_t mp_copy_pieces(mp_context_t context,
+                           const mp_segment_t *pieces,
+                           size_t count,
+                           const mp_piece_options_t *options,
+                           mp_stream_t stream,
+                           mp_request_t *request);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
@@ -1888,6 +1976,10 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
 #define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO, MP_DEFAULT, MP_DEFAULT}
 /// Initial value of `mp_partition_tuning_t`: all defaults. Only copy engines are measured.
 #define MP_PARTITION_TUNING_INIT {sizeof(mp_partition_tuning_t), 0, 0, MP_DEFAULT, 0, NULL}
+/// Initial value of `mp_blocks_t`: no layers.
+#define MP_BLOCKS_INIT {sizeof(mp_blocks_t), NULL, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 8, 0}
+/// Initial value of `mp_piece_options_t`: all defaults.
+#define MP_PIECE_OPTIONS_INIT {sizeof(mp_piece_options_t), 0, MP_DEFAULT}
 /// Initial value of `mp_trigger_t`: all fields except `size` are 0 or NULL.
 #define MP_TRIGGER_INIT {sizeof(mp_trigger_t), NULL, NULL, NULL, NULL, 0, 0, 0, 0}
 /// Initial value of `mp_probe_options_t`: all defaults.

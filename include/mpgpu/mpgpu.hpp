@@ -46,6 +46,7 @@
 #include <mpgpu/message.hpp>
 #include <mpgpu/mpgpu.h>
 #include <mpgpu/node.hpp>
+#include <mpgpu/pieces.hpp>
 #include <mpgpu/plan.hpp>
 #include <mpgpu/registered_memory.hpp>
 #include <mpgpu/request.hpp>

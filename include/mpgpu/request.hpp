@@ -24,6 +24,9 @@ struct request_owner {
     void operator()(mp_request_t value) const noexcept { static_cast<void>(mp_request_destroy(&value)); }
 };
 
+/// Access to a request's handle, for functions that create requests.
+struct request_access;
+
 /// Type of the function that is passed to `request::then`.
 using request_function = std::function<void(std::error_code)>;
 
@@ -86,6 +89,8 @@ class request {
     [[nodiscard]] mp_request_t get() const noexcept { return handle_.get(); }
 
   private:
+    friend struct detail::request_access;
+    friend struct detail::request_access;
     friend class plan;
     friend class messenger;
     friend class message_request;

@@ -20,6 +20,7 @@ pub mod failed_waits;
 pub mod fault;
 pub mod host_memory;
 pub mod panics;
+mod pieces;
 mod plan_state;
 mod remaining;
 mod segment;
@@ -32,6 +33,7 @@ pub mod took;
 
 pub use crate::topology::MemoryKind;
 pub use failed_waits::FailedWait;
+pub use pieces::{BlockCopy, BlockEnd, Indices, KernelBounds, Pieces, index_out_of_range};
 pub use plan_state::{PlanState, ProgramKey};
 pub use segment::Segment;
 pub use shared::{PAYLOAD_BYTES, Shared};
@@ -356,6 +358,9 @@ pub enum BackendError {
     /// A message is longer than the receive buffer.
     #[error("{0}")]
     Truncated(String),
+    /// An index list of a block copy contains an index outside the array.
+    #[error("{0}")]
+    IndexOutOfRange(String),
     /// The operation was cancelled before it began.
     #[error("{0}")]
     Cancelled(String),
@@ -534,6 +539,24 @@ pub trait Backend: Send + Sync {
     fn prepare(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
         let _ = execution;
         Ok(())
+    }
+    /// Enqueues the copy of many pieces in `stream`, by kernels of the stream's GPU, without a plan. Returns the completion unless `report` is
+    /// [`Report::Nothing`]. The caller has checked that the backend knows the memory of all ends. Returns [`BackendError::NotSupported`] if
+    /// the GPU cannot access an end, or if the stream is being captured and the list is in host memory.
+    fn copy_pieces(
+        &self,
+        stream: StreamHandle,
+        pieces: &Pieces<'_>,
+        bounds: KernelBounds,
+        report: Report,
+    ) -> Result<Option<Completion>, BackendError> {
+        let _ = (stream, pieces, bounds, report);
+        Err(BackendError::NotSupported(format!("the backend {} copies no pieces", self.name())))
+    }
+    /// Sets limits for kernels of plans that have an end in host memory: the number of multiprocessors, and for kernels that write host
+    /// memory the time per byte of each GPU in `femtoseconds`. 0 means no limit.
+    fn bound_host_kernels(&self, multiprocessors: u32, femtoseconds: &[u32]) {
+        let _ = (multiprocessors, femtoseconds);
     }
     /// Blocks until all work that was ever enqueued in any stream has finished.
     fn synchronize(&self) -> Result<(), BackendError>;

@@ -88,6 +88,11 @@ pub struct Config {
     /// `MPGPU_NODE_BLOCKS`: maximum number of thread blocks of the kernel that copies a rank's data in a communication step of a node plan
     /// (plan of several ranks). `None` selects a quarter of the GPU's multiprocessors.
     pub node_blocks: Option<u32>,
+    /// `MPGPU_KERNEL_BLOCKS`: number of multiprocessors that a kernel with an end in host memory uses, at least 1.
+    pub kernel_blocks: u32,
+    /// `MPGPU_HOST_WRITE_PERCENT`: share of the link in percent that kernels use when they write host memory, from 1 to 100. 100 means no
+    /// limit.
+    pub host_write_percent: u32,
     /// `MPGPU_HOST_VISIBLE_DEVICES`: on the host backend, the GPUs of the topology that this process sees, in this order. `None` makes all
     /// GPUs visible.
     pub visible: Option<Vec<u32>>,
@@ -124,6 +129,8 @@ impl Default for Config {
             signal_wait: None,
             host_threads: usual_threads(),
             node_blocks: None,
+            kernel_blocks: 4,
+            host_write_percent: 75,
             visible: None,
             check_peers: true,
             log: None,
@@ -139,7 +146,7 @@ pub const NO_TUNING: &str = "none";
 const SWITCH: [(&str, bool); 4] = [("0", false), ("1", true), ("on", true), ("off", false)];
 
 /// All environment variables that contexts read, in the order of `docs/reference/environment.md`.
-pub const VARIABLES: [&str; 22] = [
+pub const VARIABLES: [&str; 24] = [
     "MPGPU_BACKEND",
     "MPGPU_TOPOLOGY",
     "MPGPU_ENGINE",
@@ -159,6 +166,8 @@ pub const VARIABLES: [&str; 22] = [
     "MPGPU_SIGNAL_WAIT",
     "MPGPU_HOST_THREADS",
     "MPGPU_NODE_BLOCKS",
+    "MPGPU_KERNEL_BLOCKS",
+    "MPGPU_HOST_WRITE_PERCENT",
     "MPGPU_CHECK_PEERS",
     "MPGPU_HOST_VISIBLE_DEVICES",
     "MPGPU_LOG",
@@ -280,6 +289,11 @@ impl Config {
                 _ => return Err(must(&format!("a whole number from 0 to {MOST_THREADS}; 0 leaves pageable memory to the driver"))),
             },
             "MPGPU_NODE_BLOCKS" => self.node_blocks = Some(count()?),
+            "MPGPU_KERNEL_BLOCKS" => self.kernel_blocks = count()?,
+            "MPGPU_HOST_WRITE_PERCENT" => match text.parse::<u32>() {
+                Ok(percent @ 1..=100) => self.host_write_percent = percent,
+                _ => return Err(must("a whole number from 1 to 100; 100 is no limit")),
+            },
             "MPGPU_LOG" => {
                 let names = ["off", "error", "warn", "info", "debug", "trace"];
                 self.log = Some(one_of(text, &names.into_iter().zip(LevelFilter::iter()).collect::<Vec<_>>(), must)?);

@@ -147,6 +147,12 @@ pub enum Error {
     /// An argument of a collective call is not accepted.
     #[error("{reason}")]
     NodeArgument { argument: &'static std::ffi::CStr, reason: String },
+    /// An argument of a copy of pieces is invalid.
+    #[error("{reason}")]
+    Pieces { argument: &'static std::ffi::CStr, reason: String },
+    /// An end of a copy of pieces is in memory that pieces cannot use.
+    #[error("{reason}")]
+    PieceMemory { argument: &'static std::ffi::CStr, reason: String },
     /// A queue is full and cannot accept another operation or message.
     #[error("{0}")]
     QueueFull(String),

@@ -22,6 +22,8 @@
 //! | `kept` | file in which measured times of executions are stored for later runs |
 //! | [`lifetime`] | the context: creating, planning and closing |
 //! | `memory`, `streams`, `signals`, `sharing` | calls for memory, streams, events, signals, and memory that processes share |
+//! | `late_checks` | copies whose arguments are checked while they run |
+//! | `pieces` | copies of many pieces without a plan |
 //! | `describe` | descriptions of a context as text and as JSON |
 //! | `open` | opening a context from options and environment; the only module that names a concrete backend |
 //! | `score` | measured times of plans, for tuning |
@@ -47,11 +49,13 @@ pub mod execute;
 pub mod harness;
 mod holdings;
 mod kept;
+mod late_checks;
 pub mod lifetime;
 mod memory;
 pub mod nvtx;
 mod open;
 mod peer_memory;
+mod pieces;
 mod probe;
 pub mod probe_files;
 mod registered;
@@ -72,6 +76,7 @@ pub use execute::{Plan, Trace};
 pub use lifetime::{Context, ContextOptions, DeviceStatistics, Statistics};
 pub use open::{DISCOVERED, File, Origin, PROBED, files_here, machine_here};
 pub use peer_memory::Import;
+pub use pieces::{BlockArrays, BlockRequest, PieceOptions};
 pub use probe::ProbeReport;
 pub use score::Executed;
 pub use state::ContextState;

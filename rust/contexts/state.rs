@@ -6,6 +6,7 @@ use super::config::Config;
 use super::deferred::Deferred;
 use super::error::Error;
 use super::holdings::Holdings;
+use super::late_checks::LateChecks;
 use super::peer_memory::{Import, PeerMemory};
 use super::registered::Registrations;
 use super::staging::Staging;
@@ -55,6 +56,7 @@ pub struct ContextState {
     /// Objects that must end before the context closes. `None` once the context has begun to close.
     pub(super) ends_first: Mutex<Option<Vec<Weak<dyn EndsFirst>>>>,
     pub(super) callbacks: CallbackQueue,
+    pub(super) late_checks: LateChecks,
     pub(super) machine: Arc<Machine>,
     /// Machine for new plans after some pairs of GPUs were found to lose data. It has no routes between the GPUs of such a pair, and
     /// replaces `machine`. `None` if no such pair was found.

@@ -35,7 +35,8 @@ impl Context {
     /// Blocks until all work enqueued in `stream` so far has finished.
     pub fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), Error> {
         drop(self.shared.enter()?);
-        Ok(self.backend().synchronize_stream(stream)?)
+        self.backend().synchronize_stream(stream)?;
+        self.shared.late_checks.report(stream)
     }
 
     /// Runs `work` on a CPU thread in stream order. In a captured stream, `work` runs at every launch of the graph.

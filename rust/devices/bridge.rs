@@ -1,5 +1,6 @@
 //! Declares the private interface between Rust and the C++ kernels in `cpp/`. It is never part of the C ABI.
 
+pub use super::block_list::BlockList;
 pub use mpgpu_backend::Segment;
 
 #[cxx::bridge(namespace = "mpgpu")]
@@ -15,6 +16,16 @@ mod cpp {
         /// number of bytes. No destination overlaps another segment's source or destination. `tile_shift` is in 4..=30. `blocks` and
         /// `lanes` are 1 or more.
         unsafe fn copy_segments_on_cpu(segments: *const Segment, count: usize, tile_shift: u32, blocks: u32, lanes: u32);
+
+        include!("block_copy.hpp");
+
+        type BlockList = super::BlockList;
+
+        /// # Safety
+        ///
+        /// All blocks of the list lie in readable and writable memory, and no destination overlaps another block. `groups` and `lanes` are 1
+        /// or more.
+        unsafe fn copy_blocks_on_cpu(list: &BlockList, groups: u32, lanes: u32);
 
         include!("actions.hpp");
 
@@ -35,4 +46,4 @@ mod cpp {
     }
 }
 
-pub(crate) use cpp::{copy_segments_on_cpu, run_actions_on_cpu};
+pub(crate) use cpp::{copy_blocks_on_cpu, copy_segments_on_cpu, run_actions_on_cpu};

@@ -9,6 +9,7 @@ fn main() {
     cxx_build::bridge("bridge.rs")
         .include(&cpp)
         .file(cpp.join("segment_copy.cpp"))
+        .file(cpp.join("block_copy.cpp"))
         .file(cpp.join("actions.cpp"))
         .std("c++17")
         .pic(true)
@@ -21,7 +22,7 @@ fn main() {
         .flag_if_supported("-fno-rtti")
         .compile("mpgpu-kernels");
     println!("cargo::rerun-if-changed=bridge.rs");
-    for name in ["segment_copy.cpp", "segment_copy.hpp", "actions.cpp", "actions.hpp", "portable.hpp"] {
+    for name in ["segment_copy.cpp", "segment_copy.hpp", "block_copy.cpp", "block_copy.hpp", "actions.cpp", "actions.hpp", "portable.hpp"] {
         println!("cargo::rerun-if-changed={}", cpp.join(name).display());
     }
 }

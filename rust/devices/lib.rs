@@ -7,8 +7,10 @@
 //! | [`host`] | virtual devices on CPU threads |
 //! | [`pattern`] | test patterns that show whether the data of a copy has arrived |
 //! | `guarded` | copies of pageable memory that report missing memory as an error |
+//! | `block_list` | argument of the kernel that copies pieces |
 //! | `bridge` | private interface to the C++ kernels in `cpp/` |
 
+mod block_list;
 mod bridge;
 pub mod cuda;
 mod guarded;

@@ -85,6 +85,8 @@ impl From<Error> for Failure {
             Error::RankFailed { .. } => (MP_ERROR_RANK_FAILED, None),
             Error::Allgather(_) => (MP_ERROR_ALLGATHER, None),
             Error::NodeArgument { argument, .. } => (MP_ERROR_INVALID_ARGUMENT, Some(*argument)),
+            Error::Pieces { argument, .. } => (MP_ERROR_INVALID_ARGUMENT, Some(*argument)),
+            Error::PieceMemory { argument, .. } => (MP_ERROR_INVALID_POINTER, Some(*argument)),
             Error::QueueFull(_) => (MP_ERROR_QUEUE_FULL, None),
             Error::InvalidParts(_) => (MP_ERROR_INTERNAL, None),
             Error::StagingBound { .. } | Error::InvalidProgram(_) => (MP_ERROR_INTERNAL, None),
@@ -141,6 +143,7 @@ fn backend_status(error: &BackendError) -> (mp_status_t, Option<&'static CStr>) 
         BackendError::NotSupported(_) => (MP_ERROR_NOT_SUPPORTED, None),
         BackendError::PeerGone(_) => (MP_ERROR_PEER_GONE, None),
         BackendError::Truncated(_) => (MP_ERROR_MESSAGE_TRUNCATED, None),
+        BackendError::IndexOutOfRange(_) => (MP_ERROR_INVALID_ARGUMENT, Some(c"blocks")),
         BackendError::Cancelled(_) => (MP_ERROR_CANCELLED, None),
         BackendError::Driver { .. } => (MP_ERROR_DRIVER, None),
     }

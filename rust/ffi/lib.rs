@@ -14,6 +14,7 @@ mod memory;
 mod message;
 mod node;
 mod partition;
+mod pieces;
 mod plan;
 mod probe;
 mod request;
@@ -44,6 +45,7 @@ pub mod abi {
     pub use super::message::*;
     pub use super::node::*;
     pub use super::partition::*;
+    pub use super::pieces::*;
     pub use super::plan::*;
     pub use super::probe::*;
     pub use super::request::*;

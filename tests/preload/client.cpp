@@ -378,6 +378,45 @@ void retitled() {
     copies();
 }
 
+/// Batches reach the driver in every form: this one runs no kernels, so mpgpu refuses them.
+void batches() {
+    constexpr std::size_t count = 64;
+    constexpr std::size_t bytes = 4096;
+    const std::vector<form> forms = all_forms();
+    const CUstream stream = new_stream();
+    warm_up(forms[4], stream);
+    const CUdeviceptr gpu = on_gpu(0);
+    const CUdeviceptr host = pinned();
+    const auto batch = [&](unsigned seed, auto call) {
+        std::vector<CUdeviceptr> dst;
+        std::vector<CUdeviceptr> src;
+        std::vector<std::size_t> sizes(count, bytes);
+        for (std::size_t at = 0; at < count; ++at) {
+            dst.push_back(gpu + at * bytes);
+            src.push_back(host + at * bytes);
+        }
+        fill(host, count * bytes, seed);
+        batch_attributes how{1, {}, 0};
+        std::size_t first = 0;
+        check(call(dst.data(), src.data(), sizes.data(), count, &how, &first, std::size_t{1}) == 0, "a batch");
+        synchronize(stream);
+        check(equal(gpu, host, count * bytes), "a batch's bytes arrive");
+    };
+    const auto old_form = [stream](auto function) {
+        return [function, stream](auto... arguments) {
+            std::size_t failed = 0;
+            return function(arguments..., &failed, stream);
+        };
+    };
+    const auto new_form = [stream](auto function) {
+        return [function, stream](auto... arguments) { return function(arguments..., stream); };
+    };
+    batch(1, old_form(cu.cuMemcpyBatchAsync));
+    batch(2, old_form(cu.cuMemcpyBatchAsync_ptsz));
+    batch(3, new_form(cu.cuMemcpyBatchAsync_v2));
+    batch(4, new_form(cu.cuMemcpyBatchAsync_v2_ptsz));
+}
+
 void left_alone() {
     const std::vector<form> forms = all_forms();
     CUstream stream = new_stream();
@@ -962,6 +1001,7 @@ int main(int count, char **arguments) {
         const std::vector<std::pair<const char *, void (*)()>> cases = {
             {"copies", copies},
             {"retitled", retitled},
+            {"batches", batches},
             {"left_alone", left_alone},
             {"known", known},
             {"pools", pools},

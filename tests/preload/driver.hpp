@@ -22,6 +22,13 @@ struct CUipcMemHandle {
     std::array<std::uint8_t, 64> bytes;
 };
 
+/// `CUmemcpyAttributes`.
+struct batch_attributes {
+    int source_access;
+    std::array<int, 4> locations;
+    unsigned flags;
+};
+
 extern "C" {
 
 // Functions that the client programs look up by each method. The functions that query the fake driver follow.
@@ -53,6 +60,14 @@ extern "C" {
     X(cuMemcpyDtoH_v2_ptds, void *, CUdeviceptr, std::size_t)                                                          \
     X(cuMemcpyPeerAsync, CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t, CUstream)                        \
     X(cuMemcpyPeerAsync_ptsz, CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t, CUstream)                   \
+    X(cuMemcpyBatchAsync, CUdeviceptr *, CUdeviceptr *, std::size_t *, std::size_t, batch_attributes *, std::size_t *, \
+      std::size_t, std::size_t *, CUstream)                                                                            \
+    X(cuMemcpyBatchAsync_ptsz, CUdeviceptr *, CUdeviceptr *, std::size_t *, std::size_t, batch_attributes *,           \
+      std::size_t *, std::size_t, std::size_t *, CUstream)                                                             \
+    X(cuMemcpyBatchAsync_v2, CUdeviceptr *, CUdeviceptr *, std::size_t *, std::size_t, batch_attributes *,             \
+      std::size_t *, std::size_t, CUstream)                                                                            \
+    X(cuMemcpyBatchAsync_v2_ptsz, CUdeviceptr *, CUdeviceptr *, std::size_t *, std::size_t, batch_attributes *,        \
+      std::size_t *, std::size_t, CUstream)                                                                            \
     X(cuStreamCreate, CUstream *, unsigned)                                                                            \
     X(cuStreamSynchronize, CUstream)                                                                                   \
     X(cuStreamBeginCapture_v2, CUstream, int)                                                                          \

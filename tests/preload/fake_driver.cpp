@@ -620,6 +620,23 @@ FAKE_COPY_NOW(cuMemcpyDtoH_v2_ptds, void *, CUdeviceptr, per_thread)
 FAKE_PEER_COPY(cuMemcpyPeerAsync, )
 FAKE_PEER_COPY(cuMemcpyPeerAsync_ptsz, per_thread)
 
+#define FAKE_BATCH(name, stream_of, ...)                                                                               \
+    FAKE(name,                                                                                                         \
+         (CUdeviceptr * dst, CUdeviceptr * src, std::size_t * bytes, std::size_t count, batch_attributes *,            \
+          std::size_t *, std::size_t, __VA_ARGS__ CUstream stream),                                                    \
+         {                                                                                                             \
+             CUresult code = success;                                                                                  \
+             for (std::size_t at = 0; at < count && code == success; ++at) {                                           \
+                 code = copy(#name, {dst[at], src[at], bytes[at]}, stream_of(stream), true);                           \
+             }                                                                                                         \
+             return code;                                                                                              \
+         })
+#define FAKE_FAILED std::size_t *,
+FAKE_BATCH(cuMemcpyBatchAsync, , FAKE_FAILED)
+FAKE_BATCH(cuMemcpyBatchAsync_ptsz, per_thread, FAKE_FAILED)
+FAKE_BATCH(cuMemcpyBatchAsync_v2, , )
+FAKE_BATCH(cuMemcpyBatchAsync_v2_ptsz, per_thread, )
+
 #define FAKE_STREAM_CREATE(name, ...)                                                                                  \
     FAKE(name, (CUstream * stream, __VA_ARGS__), {                                                                     \
         if (current() == nullptr) {                                                                                    \

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Source files of the C ABI, in the order in which the header contains them.
-const SOURCES: [&str; 15] = [
+const SOURCES: [&str; 16] = [
     "version",
     "types",
     "error",
@@ -20,6 +20,7 @@ const SOURCES: [&str; 15] = [
     "node",
     "partition",
     "message",
+    "pieces",
 ];
 
 fn root() -> &'static Path {

@@ -34,6 +34,7 @@ mod partitions;
 mod passed_on;
 mod peer;
 mod pid_namespaces;
+mod pieces;
 mod probe_files;
 mod registered;
 mod rings;

@@ -8,7 +8,7 @@ use super::parts::Core;
 use crate::backend::Shared;
 use crate::backend::{
     ActionGrid, ActionReach, Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, GraphStatistics,
-    HostFunction, Identity, LostPeer, Moment, Segment, Signal, SignalWait, StepFate, StreamHandle,
+    HostFunction, Identity, KernelBounds, LostPeer, Moment, Pieces, Report, Segment, Signal, SignalWait, StepFate, StreamHandle,
 };
 use crate::plan::Program;
 use crate::topology::discover::Seen;
@@ -179,6 +179,20 @@ impl Backend for CudaBackend {
     /// timestamps are recorded around each operation. Timed and verified executions cannot be captured.
     fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
         self.0.submit(execution)
+    }
+
+    fn copy_pieces(
+        &self,
+        stream: StreamHandle,
+        pieces: &Pieces<'_>,
+        bounds: KernelBounds,
+        report: Report,
+    ) -> Result<Option<Completion>, BackendError> {
+        self.0.copy_pieces(stream, pieces, bounds, report)
+    }
+
+    fn bound_host_kernels(&self, multiprocessors: u32, femtoseconds: &[u32]) {
+        self.0.host_kernels.set(multiprocessors, femtoseconds);
     }
 
     fn mark_moment(&self, stream: StreamHandle) -> Result<Moment, BackendError> {

@@ -8,7 +8,9 @@
 
 use super::driver::handle;
 use super::driver::{CUdevice, CUfunction, CUmodule, CUstream, Driver, call, call_optional};
+use super::host_kernels::HostKernels;
 use crate::backend::{ActionGrid, BackendError, MOST_ACTIONS, Signal};
+use crate::block_list::{BlockList, PIECE_LANES, group_lanes};
 use crate::bridge::Segment;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute};
 use std::ffi::{CStr, c_uint, c_void};
@@ -27,6 +29,8 @@ const FEW_SEGMENTS: usize = 32;
 const TILE_SHIFT: u32 = 14;
 /// Number of threads per block of the copy kernel. Equals `kLanes` of `cpp/segment_copy.hpp`.
 const LANES: u32 = 256;
+/// Bytes that a group takes at a time of segments with an end in host memory: two passes of a warp.
+const PIECE_TILE_SHIFT: u32 = 12;
 
 /// Argument of a launch of the copy kernel, with the memory layout of `mpgpu::SegmentListOf<N>`. `M` is `N + 1`.
 #[repr(C)]
@@ -46,15 +50,19 @@ const _: () = assert!(size_of::<Many>() == 3856 && size_of::<Many>() <= 4096 && 
 impl<const N: usize, const M: usize> SegmentList<N, M> {
     /// Creates the argument for at most `N` segments and numbers their tiles consecutively, like `mpgpu::fill`.
     fn new(segments: &[Segment]) -> Self {
+        SegmentList::with_tiles(segments, TILE_SHIFT)
+    }
+
+    fn with_tiles(segments: &[Segment], tile_shift: u32) -> Self {
         let mut list = SegmentList {
             segments: [Segment { dst: 0, src: 0, bytes: 0 }; N],
             first_tile: [0; M],
             count: segments.len() as u32,
-            tile_shift: TILE_SHIFT,
+            tile_shift,
         };
         list.segments[..segments.len()].copy_from_slice(segments);
         for (i, segment) in segments.iter().enumerate() {
-            list.first_tile[i + 1] = list.first_tile[i] + segment.bytes.div_ceil(1 << TILE_SHIFT);
+            list.first_tile[i + 1] = list.first_tile[i] + segment.bytes.div_ceil(1 << tile_shift);
         }
         list
     }
@@ -160,6 +168,10 @@ pub(super) struct Kernel {
     many: usize,
     /// Handle of the copy kernel for up to [`FEW_SEGMENTS`] segments, whose argument is a [`Few`].
     few: usize,
+    /// Kernel that takes a [`Many`], the lanes of a group and the pace.
+    pieces: usize,
+    /// Kernel that takes a [`BlockList`].
+    blocks: usize,
     /// Maximum number of blocks per launch, which [`Kernel::limit`] sets. The default is one block per multiprocessor, because further
     /// blocks would only wait for each other.
     most_blocks: AtomicU32,
@@ -179,30 +191,16 @@ pub(super) enum HostEnds {
     Written,
 }
 
-impl HostEnds {
-    /// Returns the maximum number of blocks of a launch that is one of several concurrent launches, such as the four in a graph. Measured
-    /// on one H200, PCIe 5 x16, with 4096 pieces of 4 KiB: to the GPU 29.2 GB/s with 4 blocks, 45.9 with 8 and 49.5 with 132; from the GPU
-    /// 47.3 GB/s with 4 blocks, 48.9 with 8 and 48.4 with 132 (2026-11-22).
-    const fn most_at_once(self) -> u32 {
-        match self {
-            HostEnds::None => u32::MAX,
-            HostEnds::Read => 8,
-            HostEnds::Written => 4,
-        }
-    }
-
-    /// Returns the maximum number of blocks of a launch in a stream, where launches follow each other. With 32 blocks, copies to the GPU
-    /// reach 34.1 GB/s.
-    const fn most_in_stream(self) -> u32 {
-        self.most_at_once().saturating_mul(4)
-    }
-}
+/// Number of launches of one graph that run at the same time (`nodes::most_at_once`).
+const LAUNCHES_AT_ONCE: u32 = 4;
 
 /// Copy kernel of a GPU, with the limits that apply to one plan.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Copier<'a> {
     kernel: &'a Kernel,
     host: HostEnds,
+    bounds: &'a HostKernels,
+    gpu: usize,
 }
 
 /// Parameters of one launch of the copy kernel, in a stream or in a graph.
@@ -210,7 +208,7 @@ pub(super) struct KernelLaunch {
     pub function: CUfunction,
     pub blocks: c_uint,
     pub lanes: c_uint,
-    /// Array that contains the address of the kernel's single argument. It is valid until [`Copier::with_launch`] returns.
+    /// Array that contains the addresses of the kernel's arguments. It is valid until [`Copier::with_launch`] returns.
     pub arguments: *mut *mut c_void,
 }
 
@@ -252,6 +250,8 @@ impl Kernel {
             is_early,
             many: function(c"mpgpu_copy_segments")?,
             few: function(c"mpgpu_copy_few_segments")?,
+            pieces: function(c"mpgpu_copy_pieces")?,
+            blocks: function(c"mpgpu_copy_blocks")?,
             most_blocks: AtomicU32::new(u32::try_from(processors).unwrap_or(0).max(1)),
         })
     }
@@ -262,8 +262,21 @@ impl Kernel {
     }
 
     /// Returns the copy kernel with the limits for a plan that uses host memory as `host` states.
-    pub fn copier(&self, host: HostEnds) -> Copier<'_> {
-        Copier { kernel: self, host }
+    pub fn copier<'a>(&'a self, host: HostEnds, bounds: &'a HostKernels, gpu: usize) -> Copier<'a> {
+        Copier { kernel: self, host, bounds, gpu }
+    }
+
+    /// Enqueues the copy of `list` in `stream`. The stream must belong to the kernel's context, which must be current.
+    ///
+    /// # Safety
+    ///
+    /// The GPU can access the list and all sources and destinations. They stay valid until the copies have completed.
+    pub unsafe fn copy_blocks(&self, driver: &Driver, list: &BlockList, blocks: u32, stream: CUstream) -> Result<(), BackendError> {
+        let mut list = *list;
+        let mut arguments: [*mut c_void; 1] = [(&raw mut list).cast()];
+        let (function, none) = (handle(self.blocks), std::ptr::null_mut());
+        // SAFETY: The function takes one argument of this type, which the driver copies before it returns.
+        unsafe { call!(driver, cuLaunchKernel(function, blocks, 1, 1, PIECE_LANES, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }
     }
 
     /// Enqueues in `stream` a wait for all signals in the list `signals`. The stream must belong to the kernel's context, which must be
@@ -345,33 +358,43 @@ impl Copier<'_> {
     /// Calls `make` with the parameters of a launch that copies at most [`SEGMENTS_PER_LAUNCH`] segments and runs concurrently with other
     /// launches. Returns the result of `make`, or `None` if there is nothing to copy.
     pub fn with_launch<T>(&self, segments: &[Segment], make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
-        self.with_blocks(segments, self.host.most_at_once(), make)
+        self.with_blocks(segments, LAUNCHES_AT_ONCE, make)
     }
 
-    /// Calls `make` with the parameters of a launch of at most `most` blocks. Short lists of segments use an argument type with about a
+    /// Calls `make` with the parameters of a launch. `at_once` launches run at the same time. Short lists of segments use an argument type with about a
     /// quarter of the size, because the driver copies the argument at each launch and the GPU fetches it.
-    fn with_blocks<T>(&self, segments: &[Segment], most: u32, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
+    fn with_blocks<T>(&self, segments: &[Segment], at_once: u32, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
+        if self.host != HostEnds::None {
+            return self.with_pieces(segments, at_once, make);
+        }
         if segments.len() <= FEW_SEGMENTS {
             let mut list = Few::new(segments);
-            self.with_argument(self.kernel.few, list.tiles(), (&raw mut list).cast(), most, make)
+            self.with_argument(self.kernel.few, list.tiles(), (&raw mut list).cast(), make)
         } else {
             let mut list = Many::new(segments);
-            self.with_argument(self.kernel.many, list.tiles(), (&raw mut list).cast(), most, make)
+            self.with_argument(self.kernel.many, list.tiles(), (&raw mut list).cast(), make)
         }
     }
 
-    fn with_argument<T>(
-        &self,
-        function: usize,
-        tiles: u64,
-        argument: *mut c_void,
-        most: u32,
-        make: impl FnOnce(&KernelLaunch) -> T,
-    ) -> Option<T> {
+    fn with_argument<T>(&self, function: usize, tiles: u64, argument: *mut c_void, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
         let mut arguments = [argument];
-        let most = self.kernel.most_blocks.load(Ordering::Relaxed).min(most);
-        let blocks = tiles.min(u64::from(most)) as c_uint;
+        let blocks = tiles.min(u64::from(self.kernel.processors())) as c_uint;
         let launch = KernelLaunch { function: handle(function), blocks, lanes: LANES, arguments: arguments.as_mut_ptr() };
+        (blocks > 0).then(|| make(&launch))
+    }
+
+    /// Calls `make` with the parameters of a launch for segments with an end in host memory. `at_once` such launches run at the same time.
+    /// Together they use at most as many multiprocessors as the bounds permit. If they write host memory, they keep the pace.
+    fn with_pieces<T>(&self, segments: &[Segment], at_once: u32, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
+        let bytes: u64 = segments.iter().map(|segment| segment.bytes).sum();
+        let mut lanes = group_lanes(bytes / segments.len().max(1) as u64);
+        let most = (self.bounds.multiprocessors() / at_once).clamp(1, self.kernel.processors());
+        let mut list = Many::with_tiles(segments, PIECE_TILE_SHIFT);
+        let blocks = list.tiles().div_ceil(u64::from(PIECE_LANES / lanes)).min(u64::from(most)) as c_uint;
+        let groups = most * (PIECE_LANES / lanes) * at_once;
+        let mut picoseconds = if self.host == HostEnds::Written { self.bounds.picoseconds(self.gpu, groups) } else { 0 };
+        let mut arguments: [*mut c_void; 3] = [(&raw mut list).cast(), (&raw mut lanes).cast(), (&raw mut picoseconds).cast()];
+        let launch = KernelLaunch { function: handle(self.kernel.pieces), blocks, lanes: PIECE_LANES, arguments: arguments.as_mut_ptr() };
         (blocks > 0).then(|| make(&launch))
     }
 
@@ -383,7 +406,7 @@ impl Copier<'_> {
     /// The GPU can access every source and destination. They stay valid until the copies have finished.
     pub unsafe fn launch(&self, driver: &Driver, segments: &[Segment], stream: CUstream) -> Result<(), BackendError> {
         for segments in segments.chunks(SEGMENTS_PER_LAUNCH) {
-            let launched = self.with_blocks(segments, self.host.most_in_stream(), |launch| {
+            let launched = self.with_blocks(segments, 1, |launch| {
                 let KernelLaunch { function, blocks, lanes, arguments } = *launch;
                 let none = std::ptr::null_mut();
                 // SAFETY: The function has one argument. It was chosen for the type of this argument, which the driver copies before it
@@ -458,24 +481,39 @@ mod tests {
 
     #[test]
     fn a_launch_takes_the_smaller_argument_where_it_holds_all_segments_and_no_more_blocks_than_processors() {
-        let kernel =
-            Kernel { module: 0, wait: 0, actions: 0, few_actions: 0, is_early: false, many: 0x10, few: 0x20, most_blocks: 132.into() };
+        let kernel = Kernel {
+            module: 0,
+            wait: 0,
+            actions: 0,
+            few_actions: 0,
+            is_early: false,
+            many: 0x10,
+            few: 0x20,
+            pieces: 0x30,
+            blocks: 0,
+            most_blocks: 132.into(),
+        };
+        let bounds = HostKernels::default();
         let launch_for = |host, count: usize, bytes| {
             let segments = vec![Segment { dst: 1, src: 2, bytes }; count];
-            kernel.copier(host).with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))
+            kernel.copier(host, &bounds, 0).with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))
         };
         let launch = |count, bytes| launch_for(HostEnds::None, count, bytes);
         assert_eq!(launch(FEW_SEGMENTS, 1), Some((0x20, 32)));
         assert_eq!(launch(FEW_SEGMENTS + 1, 1), Some((0x10, 33)));
         assert_eq!(launch(SEGMENTS_PER_LAUNCH, 240_000), Some((0x10, 132)));
         assert_eq!(launch(3, 0), None);
-        assert_eq!(launch_for(HostEnds::Read, 3, 1), Some((0x20, 3)));
         for host in [HostEnds::Read, HostEnds::Written] {
-            assert_eq!(
-                launch_for(host, SEGMENTS_PER_LAUNCH, 240_000),
-                Some((0x10, host.most_at_once())),
-                "copy engines need the link, too"
-            );
+            assert_eq!(launch_for(host, 3, 1), Some((0x30, 1)));
+            assert_eq!(launch_for(host, SEGMENTS_PER_LAUNCH, 240_000), Some((0x30, 1)), "four launches of a graph run at once");
         }
+    }
+
+    #[test]
+    fn launches_that_write_host_memory_keep_the_pace_together() {
+        let bounds = HostKernels::default();
+        bounds.set(8, &[0, 24_000]);
+        // 24 ps a byte for all, so 32 groups that take turns take 768 each.
+        assert_eq!((bounds.multiprocessors(), bounds.picoseconds(0, 32), bounds.picoseconds(1, 32)), (8, 0, 768));
     }
 }

@@ -59,6 +59,7 @@
 //! | `Primary::kernel` (`OnceLock`) | kernels of a GPU | loading, which waits for the GPU and is done before any stream waits |
 //! | `Device::retaining` | retaining a primary context only once | retaining the context |
 //! | `Pools::exported`, `Pools::imported` | memory pools exported to and imported from other processes | queries and imports; not freeing and destroying |
+//! | `Lists` | device memory for lists of pieces | queries of events |
 //! | `Checks` | results of test copies between GPUs | test copies, for at most a second, when a plan is created |
 //!
 //! Locks of the engine:
@@ -91,6 +92,7 @@ mod gpus;
 mod graph;
 mod graphs;
 mod host_function;
+mod host_kernels;
 mod identity;
 mod import;
 mod ipc;
@@ -106,6 +108,7 @@ mod operations;
 mod owner;
 mod parts;
 mod peers;
+mod pieces;
 mod pool;
 #[cfg(all(test, shuttle))]
 mod pool_model;

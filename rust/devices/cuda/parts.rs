@@ -6,9 +6,11 @@ use super::driver::{CUstream, Driver};
 use super::event::Events;
 use super::gpus::Gpus;
 use super::graphs::Graphs;
+use super::host_kernels::HostKernels;
 use super::memory::Memory;
 use super::owner::Owner;
 use super::peers::Checks;
+use super::pieces::Lists;
 use super::reached::Reached;
 use super::sharing::Sharing;
 use super::streams::{Found, Streams};
@@ -32,6 +34,8 @@ pub(in crate::cuda) struct Core {
     pub verification: Verification,
     pub workers: Workers,
     pub turns: Turns,
+    pub lists: Lists,
+    pub host_kernels: HostKernels,
     pub reached: Mutex<Reached>,
     pub checks: Checks,
 }
@@ -48,6 +52,8 @@ impl Core {
             verification: Verification::default(),
             workers: Workers::default(),
             turns: Turns::default(),
+            lists: Lists::default(),
+            host_kernels: HostKernels::default(),
             reached: Mutex::default(),
             checks: Checks::default(),
         })
@@ -111,6 +117,7 @@ impl Drop for Core {
         let _ = gpus.drain();
         free_spare_blocks(gpus);
         self.workers.release(gpus);
+        self.lists.release(gpus);
         self.verification.release(gpus);
         self.checks.release(gpus);
         self.graphs.release(gpus);

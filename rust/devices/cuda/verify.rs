@@ -10,24 +10,52 @@ use super::driver::{Driver, OutsideCapture, call, code, handle, lock};
 use super::gpus::Gpus;
 use crate::backend::{BackendError, Execution, StreamHandle};
 use std::ffi::c_void;
+use std::fmt;
 use std::ptr::with_exposed_provenance;
 use std::sync::{Arc, Mutex};
 
 const BLOCK: u64 = 4 << 20;
 
-/// Result of comparing destinations with sources: the first error, or `None` if there was no error.
-#[derive(Debug, Default)]
-pub(super) struct Verdict(Mutex<Option<BackendError>>);
+/// Function that reads the error of an execution from memory which a kernel writes.
+type Reader = Box<dyn Fn() -> Option<BackendError> + Send>;
+
+/// Result of checks that are made while an execution runs: the first error, or `None` if there was no error.
+#[derive(Default)]
+pub(super) struct Verdict {
+    found: Mutex<Option<BackendError>>,
+    /// Reads the error if no host function notes it.
+    reader: Mutex<Option<Reader>>,
+}
 
 impl Verdict {
+    /// The verdict that `read` gives once the execution has finished.
+    pub fn read_by(read: impl Fn() -> Option<BackendError> + Send + 'static) -> Verdict {
+        Verdict { found: Mutex::default(), reader: Mutex::new(Some(Box::new(read))) }
+    }
+
+    /// The error, if there is one. The execution has finished.
     pub fn result(&self) -> Result<(), BackendError> {
-        lock(&self.0).clone().map_or(Ok(()), Err)
+        self.settle();
+        lock(&self.found).clone().map_or(Ok(()), Err)
+    }
+
+    /// Reads the error for the last time. The execution has finished.
+    pub fn settle(&self) {
+        if let Some(error) = lock(&self.reader).take().and_then(|read| read()) {
+            self.note(error);
+        }
     }
 
     /// Records an error of the comparison, unless an earlier error was recorded.
     pub fn note(&self, error: BackendError) {
         log::error!("{error}");
-        lock(&self.0).get_or_insert(error);
+        lock(&self.found).get_or_insert(error);
+    }
+}
+
+impl fmt::Debug for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Verdict").field(&self.found).finish()
     }
 }
 

@@ -24,6 +24,7 @@ mod memory;
 mod model;
 mod moment;
 mod node;
+mod pieces;
 mod queue;
 mod rings;
 mod run;
@@ -34,6 +35,7 @@ mod times;
 use self::memory::HostMemory;
 use self::moment::Passed;
 use self::node::Node;
+use self::pieces::PieceWork;
 use self::queue::Queue;
 use self::rings::{RingBytes, Rings};
 use self::run::{HostWork, Run, Signals, Wait};
@@ -44,8 +46,8 @@ use crate::backend::Shared;
 use crate::backend::failed_waits::{Behind, FailedWaits};
 use crate::backend::uuid_of_number;
 use crate::backend::{
-    Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, Identity, LostPeer, Moment, Report, Signal,
-    SignalWait, StepFate, StreamHandle,
+    Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, Identity, KernelBounds, LostPeer, Moment, Pieces,
+    Report, Signal, SignalWait, StepFate, StreamHandle,
 };
 use crate::plan::Program;
 use crate::sync::{Mutex, held, lock};
@@ -337,6 +339,22 @@ impl Backend for HostBackend {
 
     fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
         self.enqueue(execution).map(|end| (execution.report != Report::Nothing).then_some(end))
+    }
+
+    fn copy_pieces(
+        &self,
+        stream: StreamHandle,
+        pieces: &Pieces<'_>,
+        _: KernelBounds,
+        report: Report,
+    ) -> Result<Option<Completion>, BackendError> {
+        self.queue.start()?;
+        let node = Node::new(HostWork::Pieces(PieceWork::new(pieces)), &self.queue);
+        self.streams.with(stream, |stream| {
+            stream.chain.append(&node);
+            Ok(())
+        })?;
+        Ok((report != Report::Nothing).then_some(node))
     }
 
     fn mark_moment(&self, stream: StreamHandle) -> Result<Moment, BackendError> {

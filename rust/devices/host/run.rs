@@ -5,6 +5,7 @@ use super::kernel::{Grid, Segment, copy_segments};
 use super::memory::HostMemory;
 use super::moment::Passed;
 use super::node::{Node, Work};
+use super::pieces::PieceWork;
 use super::rings::{RingBytes, Rings};
 use super::schedule::Schedule;
 use super::times::Times;
@@ -31,6 +32,8 @@ pub(super) enum HostWork {
     Claim(Arc<Rings<HostWork>>, Arc<Node<HostWork>>, RingBytes),
     /// End of an execution that used staging rings. Afterwards, other executions may use the byte ranges.
     GiveBack(Arc<Rings<HostWork>>, Arc<Node<HostWork>>),
+    /// Copy of many pieces without a program.
+    Pieces(PieceWork),
     /// Recording of the time at which the stream reaches this node.
     Moment(Passed),
     /// Wait of a stream until counters reach the values of their signals. The thread of the polling queue checks the counters.
@@ -83,7 +86,7 @@ impl Work for HostWork {
     fn roots(&self) -> impl Iterator<Item = u32> {
         let (own, run) = match self {
             HostWork::Join | HostWork::Claim(..) | HostWork::GiveBack(..) => (0..0, None),
-            HostWork::Function(_) | HostWork::Moment(_) | HostWork::Wait(_) | HostWork::Raise(..) => (0..1, None),
+            HostWork::Function(_) | HostWork::Pieces(_) | HostWork::Moment(_) | HostWork::Wait(_) | HostWork::Raise(..) => (0..1, None),
             HostWork::Run(run) => (0..0, Some(run.schedule.roots())),
         };
         own.chain(run.into_iter().flatten())
@@ -104,6 +107,7 @@ impl Work for HostWork {
                 None => run.copy(step)?,
                 Some(times) => times.note(step, || run.copy(step))?,
             },
+            HostWork::Pieces(pieces) => pieces.run()?,
             HostWork::Moment(moment) => moment.note(),
             HostWork::Wait(wait) => wait.conclude()?,
             HostWork::Raise(_, fate) if is_abandoned(fate) => {}
@@ -166,6 +170,7 @@ impl Work for HostWork {
             HostWork::Claim(..) | HostWork::GiveBack(..) => "use of staging memory".into(),
             HostWork::Function(_) => "a host function".into(),
             HostWork::Run(_) => format!("operation {step} of a plan"),
+            HostWork::Pieces(_) => "a copy of pieces".into(),
             HostWork::Moment(_) => "recording a time".into(),
             HostWork::Wait(_) => "a wait for signals".into(),
             HostWork::Raise(..) => "setting signals".into(),
@@ -265,6 +270,7 @@ impl fmt::Debug for HostWork {
             HostWork::GiveBack(..) => f.write_str("GiveBack"),
             HostWork::Function(_) => f.write_str("Function"),
             HostWork::Run(run) => run.fmt(f),
+            HostWork::Pieces(pieces) => pieces.fmt(f),
             HostWork::Moment(moment) => moment.fmt(f),
             HostWork::Wait(wait) => wait.fmt(f),
             HostWork::Raise(signals, fate) => f.debug_tuple("Raise").field(signals).field(fate).finish(),

@@ -14,6 +14,7 @@ mod lost;
 mod messages;
 mod moments;
 mod opened_memory;
+mod pieces;
 mod prepared;
 mod queues;
 mod refusals;

@@ -2,6 +2,7 @@
 
 use super::super::driver::{CUcontext, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUmodule, CUstream};
 use super::{CURRENT, Code, Driver, INVALID_VALUE, Node, call, copy_bytes, current, driver, node, put};
+use crate::block_list::{BlockList, ListEnd};
 use crate::bridge::Segment;
 use crate::ipc::signal;
 use cudarc::driver::sys;
@@ -323,11 +324,17 @@ const MANY: usize = 0x20;
 const FEW: usize = 0x30;
 const ACTIONS: usize = 0x50;
 const FEW_ACTIONS: usize = 0x70;
+const PIECES: usize = 0x90;
+const BLOCKS: usize = 0xb0;
 
 /// Returns the copy segments of a kernel launch, from the kernel's argument.
 unsafe fn segments(function: CUfunction, arguments: *mut *mut c_void) -> Vec<Segment> {
+    if function.addr() == BLOCKS {
+        // SAFETY: the one argument of this function is a list.
+        return listed(unsafe { &*(*arguments).cast::<BlockList>() });
+    }
     let count_at = match function.addr() {
-        MANY => 120 * 24 + 121 * 8,
+        MANY | PIECES => 120 * 24 + 121 * 8,
         FEW => 32 * 24 + 33 * 8,
         ACTIONS => 120 * 24 + 24,
         FEW_ACTIONS => 8 * 24 + 24,
@@ -343,6 +350,38 @@ unsafe fn segments(function: CUfunction, arguments: *mut *mut c_void) -> Vec<Seg
         let count = if by_turns { 2 * count } else { count };
         (0..count as usize).map(|index| list.cast::<Segment>().add(index).read()).collect()
     }
+}
+
+/// The copies of a list of blocks or pieces, whose indices are read now. An index out of range is reported as the kernel does it.
+fn listed(list: &BlockList) -> Vec<Segment> {
+    // SAFETY: lists and indices lie in memory of this process, whoever's it stands for.
+    let word = |address: u64, width: u64| unsafe {
+        if width == 4 {
+            u64::from(std::ptr::with_exposed_provenance::<u32>(address as usize).read())
+        } else {
+            std::ptr::with_exposed_provenance::<u64>(address as usize).read()
+        }
+    };
+    if list.pieces != 0 {
+        let word = |at: u64| word(list.pieces + 8 * at, 8);
+        return (0..list.count).map(|at| Segment { dst: word(3 * at), src: word(3 * at + 1), bytes: word(3 * at + 2) }).collect();
+    }
+    let block = |end: &ListEnd, at: u64| if end.index == 0 { at } else { word(end.index + at * end.width, end.width) };
+    let mut segments = Vec::new();
+    for layer in &list.layers[..list.layer_count as usize] {
+        for at in 0..list.count {
+            let (dst, src) = (block(&list.dst, at), block(&list.src, at));
+            if dst < list.dst.blocks && src < list.src.blocks {
+                let (dst, src) = (layer.dst + dst * list.dst.stride, layer.src + src * list.src.stride);
+                segments.push(Segment { dst, src, bytes: list.bytes });
+            } else {
+                let (is_source, index) = if dst < list.dst.blocks { (1, src) } else { (0, dst) };
+                // SAFETY: two words in memory of the backend.
+                unsafe { std::ptr::with_exposed_provenance_mut::<[u64; 2]>(list.report as usize).write([1 + 2 * at + is_source, index]) };
+            }
+        }
+    }
+    segments
 }
 
 fn copy_segments(node: &Node, segments: &[Segment]) {
@@ -370,6 +409,8 @@ unsafe extern "C" fn get_function(out: *mut CUfunction, _: CUmodule, name: *cons
     let function = match unsafe { CStr::from_ptr(name) }.to_bytes() {
         b"mpgpu_wait_signals" => WAIT,
         b"mpgpu_copy_segments" => MANY,
+        b"mpgpu_copy_pieces" => PIECES,
+        b"mpgpu_copy_blocks" => BLOCKS,
         b"mpgpu_run_actions" => ACTIONS,
         b"mpgpu_run_few_actions" => FEW_ACTIONS,
         _ => FEW,

@@ -1,0 +1,120 @@
+//! The argument of the kernel that copies pieces, as `cpp/block_copy.hpp` has it.
+
+use crate::backend::{BlockEnd, Endpoints, Indices};
+use cxx::{ExternType, type_id};
+
+/// `mpgpu::kLayersPerLaunch`.
+pub(crate) const LAYERS_PER_LAUNCH: usize = 120;
+/// `mpgpu::kPieceLanes`.
+pub(crate) const PIECE_LANES: u32 = 1024;
+/// `mpgpu::kMostGroupLanes`.
+const MOST_GROUP_LANES: u64 = 32;
+/// `mpgpu::kLaneBytes`.
+const LANE_BYTES: u64 = 64;
+
+/// `mpgpu::BlockLayer`.
+#[derive(Copy, Clone, Debug, Default)]
+#[repr(C)]
+pub(crate) struct ListLayer {
+    pub dst: u64,
+    pub src: u64,
+}
+
+/// `mpgpu::BlockEnd`.
+#[derive(Copy, Clone, Debug, Default)]
+#[repr(C)]
+pub(crate) struct ListEnd {
+    pub stride: u64,
+    pub blocks: u64,
+    pub index: u64,
+    pub width: u64,
+}
+
+/// `mpgpu::BlockList`.
+#[derive(Copy, Clone, Debug)]
+#[repr(C)]
+pub struct BlockList {
+    pub(crate) layers: [ListLayer; LAYERS_PER_LAUNCH],
+    pub(crate) dst: ListEnd,
+    pub(crate) src: ListEnd,
+    pub(crate) pieces: u64,
+    pub(crate) count: u64,
+    pub(crate) bytes: u64,
+    pub(crate) report: u64,
+    pub(crate) layer_count: u32,
+    pub(crate) lanes: u32,
+    pub(crate) picoseconds: u32,
+    pub(crate) unused: u32,
+}
+
+const _: () = assert!(size_of::<BlockList>() == 2032);
+
+// SAFETY: the C++ type of this name has the same fields in the same order, integers alone, no constructor and no destructor.
+unsafe impl ExternType for BlockList {
+    type Id = type_id!("mpgpu::BlockList");
+    type Kind = cxx::kind::Trivial;
+}
+
+impl ListEnd {
+    /// An end whose indices lie at `index`, if it has any.
+    pub fn new(end: &BlockEnd<'_>, index: u64) -> ListEnd {
+        let (index, width) = match end.indices {
+            Indices::InOrder => (0, 0),
+            Indices::Narrow(_) => (index, 4),
+            Indices::Wide(_) => (index, 8),
+            Indices::Later { address, width } => (address, u64::from(width)),
+        };
+        ListEnd { stride: end.stride, blocks: end.blocks, index, width }
+    }
+}
+
+impl BlockList {
+    /// A list of no layers and no pieces, for blocks of so many bytes.
+    pub fn of(bytes: u64) -> BlockList {
+        BlockList {
+            layers: [ListLayer::default(); LAYERS_PER_LAUNCH],
+            dst: ListEnd::default(),
+            src: ListEnd::default(),
+            pieces: 0,
+            count: 0,
+            bytes,
+            report: 0,
+            layer_count: 1,
+            lanes: group_lanes(bytes),
+            picoseconds: 0,
+            unused: 0,
+        }
+    }
+
+    /// The same for these layers, at most [`LAYERS_PER_LAUNCH`].
+    pub fn with_layers(mut self, layers: &[Endpoints]) -> BlockList {
+        for (own, layer) in self.layers.iter_mut().zip(layers) {
+            *own = ListLayer { dst: layer.dst, src: layer.src };
+        }
+        self.layer_count = layers.len() as u32;
+        self
+    }
+}
+
+/// Lanes of a group for pieces of so many bytes: each has four words of 16 bytes of it, up to a warp.
+pub(crate) fn group_lanes(bytes: u64) -> u32 {
+    bytes.div_ceil(LANE_BYTES).clamp(1, MOST_GROUP_LANES).next_power_of_two() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_are_those_of_the_kernels_source() {
+        let header = include_str!("../../cpp/block_copy.hpp");
+        for constant in ["kMostGroupLanes = 32;", "kLaneBytes = 64;", "kPieceLanes = 1024;", "kLayersPerLaunch = 120;"] {
+            assert!(header.contains(constant), "{constant}");
+        }
+    }
+
+    #[test]
+    fn a_group_has_a_lane_for_each_64_bytes_and_a_warp_at_most() {
+        assert_eq!([1, 64, 65, 256, 1024, 1025, 1 << 30].map(group_lanes), [1, 1, 2, 4, 16, 32, 32]);
+    }
+}

@@ -1,0 +1,126 @@
+//! Copies of many pieces on the double of the driver: which launches and copies they make, and that lists are used again.
+
+use super::double::{self, node};
+use super::prepared;
+use crate::backend::{Report, Segment, StreamHandle};
+use crate::topology::DeviceId;
+use mpgpu_contexts::{BlockArrays, BlockRequest, Config, Context, PieceOptions};
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+
+const GPU0: DeviceId = DeviceId::gpu(0);
+
+fn context() -> Context {
+    double::start(2, true);
+    prepared::context_with(double::whole(), |config| Config { adapt: false, ..config })
+}
+
+/// Memory of a device that holds a pattern.
+fn memory(context: &Context, device: DeviceId, bytes: usize, seed: u8) -> u64 {
+    let address = context.allocate(device, bytes as u64).expect("memory");
+    // SAFETY: newly allocated; the double's memory is that of this process.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(address as usize), bytes) };
+    bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = ((at * 31) >> 3) as u8 ^ seed);
+    address
+}
+
+fn content(address: u64, bytes: usize) -> Vec<u8> {
+    // SAFETY: allocated with so many bytes, and nothing writes there now.
+    unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(address as usize), bytes) }.to_vec()
+}
+
+fn stream(context: &Context) -> StreamHandle {
+    context.create_stream(GPU0).expect("a stream")
+}
+
+/// A request for 16-byte blocks of one layer.
+fn blocks<'a>(to: &'a [u64], from: &'a [u64], count: u64, index: u64) -> BlockRequest<'a> {
+    BlockRequest {
+        dst: BlockArrays { arrays: to, stride: 0, blocks: count, index: 0 },
+        src: BlockArrays { arrays: from, stride: 0, blocks: count, index },
+        index_bytes: 4,
+        count,
+        bytes: 16,
+    }
+}
+
+#[test]
+fn a_short_list_is_read_in_place_and_a_long_one_is_copied_to_the_gpu_first() {
+    let context = context();
+    let stream = stream(&context);
+    const MOST: usize = 40_000;
+    let (dst, src) = (memory(&context, GPU0, 16 * MOST, 1), memory(&context, DeviceId::HOST, 16 * MOST, 2));
+    // Four blocks of 1024 lanes are 4096 groups of one lane; each reads up to eight indices in place.
+    for (count, copies) in [(100, 0), (32_768, 0), (32_769, 1), (40_000, 1)] {
+        let order: Vec<u32> = (0..count).rev().collect();
+        let before = ["cuLaunchKernel", "cuMemcpyAsync"].map(double::calls);
+        let request =
+            blocks(std::slice::from_ref(&dst), std::slice::from_ref(&src), u64::from(count), order.as_ptr().expose_provenance() as u64);
+        let done = context.copy_blocks(&request, PieceOptions::default(), stream, Report::End).expect("enqueued").expect("a completion");
+        done.wait().expect("copied");
+        let after = ["cuLaunchKernel", "cuMemcpyAsync"].map(double::calls);
+        assert_eq!([after[0] - before[0], after[1] - before[1]], [1, copies], "{count} blocks");
+        let (to, from) = (content(dst, 16 * count as usize), content(src, 16 * count as usize));
+        assert!(to.chunks(16).eq(from.chunks(16).rev()), "{count} blocks");
+    }
+}
+
+#[test]
+fn lists_are_used_again_once_their_copies_have_finished() {
+    let context = context();
+    let stream = stream(&context);
+    let (dst, src) = (memory(&context, GPU0, 4096, 3), memory(&context, DeviceId::HOST, 4096, 4));
+    let pieces: Vec<Segment> = (0..64).map(|at| Segment { dst: dst + 64 * at, src: src + 64 * (63 - at), bytes: 64 }).collect();
+    let copy = || {
+        context.copy_pieces(&pieces, PieceOptions::default(), stream, Report::Nothing).expect("enqueued");
+        context.synchronize_stream(stream).expect("copied");
+    };
+    copy();
+    let before = ["cuMemHostAlloc", "cuMemAlloc"].map(double::calls);
+    (0..100).for_each(|_| copy());
+    assert_eq!(["cuMemHostAlloc", "cuMemAlloc"].map(double::calls), before, "no memory for a second list");
+    assert!(content(dst, 4096).chunks(64).eq(content(src, 4096).chunks(64).rev()));
+}
+
+#[test]
+fn layers_beyond_one_launch_take_another() {
+    let context = context();
+    let stream = stream(&context);
+    let layers: Vec<(u64, u64)> = (0..130).map(|_| (memory(&context, GPU0, 64, 5), memory(&context, DeviceId::HOST, 64, 6))).collect();
+    let (to, from): (Vec<u64>, Vec<u64>) = layers.iter().copied().unzip();
+    let before = double::calls("cuLaunchKernel");
+    context.copy_blocks(&blocks(&to, &from, 4, 0), PieceOptions::default(), stream, Report::Nothing).expect("enqueued");
+    assert_eq!(double::calls("cuLaunchKernel") - before, 2);
+    assert!(layers.iter().all(|(dst, src)| content(*dst, 64) == content(*src, 64)));
+}
+
+#[test]
+fn an_index_that_the_kernel_finds_out_of_range_is_reported_by_the_completion_and_once_by_the_stream() {
+    let context = context();
+    let stream = stream(&context);
+    let (dst, src) = (memory(&context, GPU0, 64, 7), memory(&context, DeviceId::HOST, 64, 8));
+    let index = memory(&context, GPU0, 16, 0);
+    // SAFETY: four words of memory that was just allocated.
+    unsafe { with_exposed_provenance_mut::<[u32; 4]>(index as usize).write([3, 2, 77, 0]) };
+    let request = blocks(std::slice::from_ref(&dst), std::slice::from_ref(&src), 4, index);
+    let done = context.copy_blocks(&request, PieceOptions::default(), stream, Report::End).expect("enqueued").expect("a completion");
+    for error in [done.wait().expect_err("the copy").to_string(), context.synchronize_stream(stream).expect_err("the stream").to_string()] {
+        assert!(error.contains("index 2 of the source is 77"), "{error}");
+    }
+    context.synchronize_stream(stream).expect("reported once");
+    assert_eq!(content(dst, 16), content(src + 48, 16));
+}
+
+#[test]
+fn a_captured_stream_takes_blocks_in_order_and_refuses_lists() {
+    let context = context();
+    let stream = stream(&context);
+    let (dst, src) = (memory(&context, GPU0, 64, 9), memory(&context, DeviceId::HOST, 64, 10));
+    node(|node| node.capturing = true);
+    let in_order = blocks(std::slice::from_ref(&dst), std::slice::from_ref(&src), 4, 0);
+    let order = [3_u32, 2, 1, 0];
+    let listed = blocks(std::slice::from_ref(&dst), std::slice::from_ref(&src), 4, order.as_ptr().expose_provenance() as u64);
+    context.copy_blocks(&in_order, PieceOptions::default(), stream, Report::Nothing).expect("captured");
+    let refused = context.copy_blocks(&listed, PieceOptions::default(), stream, Report::Nothing).expect_err("refused").to_string();
+    node(|node| node.capturing = false);
+    assert!(refused.contains("captured"), "{refused}");
+}
