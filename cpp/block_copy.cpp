@@ -6,8 +6,9 @@ namespace mpgpu {
 
 namespace {
 
-struct NoPace {
-    static void keep(uint32_t /*bytes*/) {}
+// The CPU does not pace its stores.
+struct NoWait {
+    void operator()() const {}
 };
 
 struct IndexReport {
@@ -25,7 +26,7 @@ struct IndexReport {
 void copy_blocks_on_cpu(const BlockList &list, uint32_t groups, uint32_t lanes) noexcept {
     for (uint32_t group = 0; group < groups; ++group) {
         for (uint32_t lane = 0; lane < lanes; ++lane) {
-            copy_blocks(list, group, groups, lane, lanes, NoPace{}, IndexReport{});
+            copy_blocks(list, group, groups, lane, lanes, NoWait{}, IndexReport{});
         }
     }
 }

@@ -130,45 +130,19 @@ struct Groups {
     __device__ uint32_t lane() const { return threadIdx.x % lanes; }
 };
 
-// Keeps a group's stores at the rate of the launch. A group that fell behind may catch up with what it would have moved
-// within kLag, so that the mean rate is kept beside work that delays single groups.
-class LinkPace {
-  public:
-    // Groups begin one after the other, as they go on.
-    __device__ LinkPace(uint32_t picoseconds, Groups groups)
-        : picoseconds_(picoseconds), began_(now()),
-          due_(uint64_t{picoseconds} * mpgpu::kLaneBytes * groups.lanes * groups.number() / groups.count()) {}
+// Waits, if `is_on` is not 0, until the stores of the calling lane have arrived at their destination, also in host
+// memory.
+struct Settle {
+    uint32_t is_on;
 
-    __device__ void keep(uint32_t bytes) {
-        if (picoseconds_ == 0) {
-            return;
+    __device__ void operator()() const {
+        if (is_on != 0) {
+            __threadfence_system();
         }
-        uint64_t passed = (now() - began_) * 1000;
-        while (passed < due_) {
-            __nanosleep(100);
-            passed = (now() - began_) * 1000;
-        }
-        if (passed - due_ > kLag) {
-            due_ = passed - kLag;
-        }
-        due_ += uint64_t{picoseconds_} * bytes;
     }
-
-  private:
-    static constexpr uint64_t kLag = 100000000; // 100 us in picoseconds
-
-    __device__ static uint64_t now() {
-        uint64_t nanoseconds;
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(nanoseconds));
-        return nanoseconds;
-    }
-
-    uint32_t picoseconds_;
-    uint64_t began_;
-    uint64_t due_;
 };
 
-// Writes both words of a report at once.
+// Stores both words of a report with one instruction.
 struct IndexReport {
     Groups groups;
 
@@ -184,18 +158,17 @@ struct IndexReport {
 
 } // namespace
 
-// Segments with an end in host memory, by few blocks.
+// Copies segments that have an end in host memory, by few blocks.
 extern "C" __global__ void __launch_bounds__(mpgpu::kPieceLanes)
-    mpgpu_copy_pieces(const __grid_constant__ mpgpu::SegmentList list, uint32_t lanes, uint32_t picoseconds) {
+    mpgpu_copy_pieces(const __grid_constant__ mpgpu::SegmentList list, uint32_t lanes, uint32_t is_paced) {
     const Groups groups{lanes};
-    mpgpu::copy_paced_segments(list, groups.number(), groups.count(), groups.lane(), lanes,
-                               LinkPace(picoseconds, groups));
+    mpgpu::copy_segments_by_groups(list, groups.number(), groups.count(), groups.lane(), lanes, Settle{is_paced});
 }
 
-// Blocks that index lists name, or pieces that are listed in memory.
+// Copies blocks of arrays by index lists, or pieces from a list in memory.
 extern "C" __global__ void __launch_bounds__(mpgpu::kPieceLanes)
     mpgpu_copy_blocks(const __grid_constant__ mpgpu::BlockList list) {
     const Groups groups{list.lanes};
-    mpgpu::copy_blocks(list, groups.number(), groups.count(), groups.lane(), list.lanes,
-                       LinkPace(list.picoseconds, groups), IndexReport{groups});
+    mpgpu::copy_blocks(list, groups.number(), groups.count(), groups.lane(), list.lanes, Settle{list.is_paced},
+                       IndexReport{groups});
 }

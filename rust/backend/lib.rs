@@ -553,10 +553,9 @@ pub trait Backend: Send + Sync {
         let _ = (stream, pieces, bounds, report);
         Err(BackendError::NotSupported(format!("the backend {} copies no pieces", self.name())))
     }
-    /// Sets limits for kernels of plans that have an end in host memory: the number of multiprocessors, and for kernels that write host
-    /// memory the time per byte of each GPU in `femtoseconds`. 0 means no limit.
-    fn bound_host_kernels(&self, multiprocessors: u32, femtoseconds: &[u32]) {
-        let _ = (multiprocessors, femtoseconds);
+    /// Limits the number of multiprocessors that kernels of plans use if they have an end in host memory.
+    fn limit_host_kernels(&self, multiprocessors: u32) {
+        let _ = multiprocessors;
     }
     /// Blocks until all work that was ever enqueued in any stream has finished.
     fn synchronize(&self) -> Result<(), BackendError>;

@@ -68,8 +68,7 @@ impl Pieces<'_> {
 pub struct KernelBounds {
     /// Multiprocessors at most, 1 or more.
     pub multiprocessors: u32,
-    /// True if writes to host memory stay below the rate of
-    /// [`Backend::bound_host_kernels`](crate::Backend::bound_host_kernels).
+    /// True if each group of lanes waits until its stores to host memory have arrived before it stores more.
     pub is_paced: bool,
 }
 

@@ -90,9 +90,6 @@ pub struct Config {
     pub node_blocks: Option<u32>,
     /// `MPGPU_KERNEL_BLOCKS`: number of multiprocessors that a kernel with an end in host memory uses, at least 1.
     pub kernel_blocks: u32,
-    /// `MPGPU_HOST_WRITE_PERCENT`: share of the link in percent that kernels use when they write host memory, from 1 to 100. 100 means no
-    /// limit.
-    pub host_write_percent: u32,
     /// `MPGPU_HOST_VISIBLE_DEVICES`: on the host backend, the GPUs of the topology that this process sees, in this order. `None` makes all
     /// GPUs visible.
     pub visible: Option<Vec<u32>>,
@@ -130,7 +127,6 @@ impl Default for Config {
             host_threads: usual_threads(),
             node_blocks: None,
             kernel_blocks: 4,
-            host_write_percent: 75,
             visible: None,
             check_peers: true,
             log: None,
@@ -146,7 +142,7 @@ pub const NO_TUNING: &str = "none";
 const SWITCH: [(&str, bool); 4] = [("0", false), ("1", true), ("on", true), ("off", false)];
 
 /// All environment variables that contexts read, in the order of `docs/reference/environment.md`.
-pub const VARIABLES: [&str; 24] = [
+pub const VARIABLES: [&str; 23] = [
     "MPGPU_BACKEND",
     "MPGPU_TOPOLOGY",
     "MPGPU_ENGINE",
@@ -167,7 +163,6 @@ pub const VARIABLES: [&str; 24] = [
     "MPGPU_HOST_THREADS",
     "MPGPU_NODE_BLOCKS",
     "MPGPU_KERNEL_BLOCKS",
-    "MPGPU_HOST_WRITE_PERCENT",
     "MPGPU_CHECK_PEERS",
     "MPGPU_HOST_VISIBLE_DEVICES",
     "MPGPU_LOG",
@@ -290,10 +285,6 @@ impl Config {
             },
             "MPGPU_NODE_BLOCKS" => self.node_blocks = Some(count()?),
             "MPGPU_KERNEL_BLOCKS" => self.kernel_blocks = count()?,
-            "MPGPU_HOST_WRITE_PERCENT" => match text.parse::<u32>() {
-                Ok(percent @ 1..=100) => self.host_write_percent = percent,
-                _ => return Err(must("a whole number from 1 to 100; 100 is no limit")),
-            },
             "MPGPU_LOG" => {
                 let names = ["off", "error", "warn", "info", "debug", "trace"];
                 self.log = Some(one_of(text, &names.into_iter().zip(LevelFilter::iter()).collect::<Vec<_>>(), must)?);

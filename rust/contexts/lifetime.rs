@@ -98,17 +98,6 @@ pub struct Context {
     kept: Option<Arc<KeptTimes>>,
 }
 
-/// Tells the backend the multiprocessors and the pace of kernels that have an end in host memory. `percent` of the link's rate, of which
-/// 100 is no limit.
-fn bound_host_kernels(backend: &dyn Backend, machine: &Machine, multiprocessors: u32, percent: u32) {
-    let pace = |gpu: u32| {
-        let route = machine.route(DeviceId::gpu(gpu), DeviceId::HOST).filter(|_| percent < 100);
-        // Faster than 1 fs a byte or slower than 4 us is no link.
-        route.map_or(0, |route| (1e15 / (route.bandwidth * f64::from(percent) / 100.0)).clamp(0.0, f64::from(u32::MAX)) as u32)
-    };
-    backend.bound_host_kernels(multiprocessors, &(0..machine.gpu_count()).map(pace).collect::<Vec<_>>());
-}
-
 impl Context {
     /// Creates a context for `machine` on any backend. The backend must have the devices of the machine. Reads the tuning file that
     /// `config` names, if any. Returns an error if that file was made for another topology.
@@ -133,7 +122,7 @@ impl Context {
         let file = config.tuning_file.as_deref().filter(|_| tuning.is_some() && config.adapt);
         let kept = file.and_then(|file| KeptTimes::beside(Path::new(file), &machine, &*backend)).map(Arc::new);
         backend.keep_graphs(config.cache_graphs);
-        bound_host_kernels(&*backend, &machine, config.kernel_blocks, config.host_write_percent);
+        backend.limit_host_kernels(config.kernel_blocks);
         let shared = ContextState {
             machine,
             without: RwLock::default(),

@@ -43,7 +43,7 @@ pub struct BlockList {
     pub(crate) report: u64,
     pub(crate) layer_count: u32,
     pub(crate) lanes: u32,
-    pub(crate) picoseconds: u32,
+    pub(crate) is_paced: u32,
     pub(crate) unused: u32,
 }
 
@@ -81,7 +81,7 @@ impl BlockList {
             report: 0,
             layer_count: 1,
             lanes: group_lanes(bytes),
-            picoseconds: 0,
+            is_paced: 0,
             unused: 0,
         }
     }

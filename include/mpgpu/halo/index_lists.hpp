@@ -24,29 +24,23 @@ namespace mpgpu::halo {
 
 /// List of indices of entries of a vector, or a contiguous range of entries. The first entry has index 0.
 ///
-/// A non-owning view: an array of indices must exist until the constructor of `indexed` has returned. It is in memory
-/// that the CPU can access. The indices have any integer type of 32 or 64 bits. A plain value.
+/// Contains a copy of the indices, which may have any integer type of 32 or 64 bits.
 class index_list {
     template <class T>
     static constexpr bool is_index =
         std::is_integral_v<T> && !std::is_same_v<std::remove_cv_t<T>, bool> && (sizeof(T) == 4 || sizeof(T) == 8);
-    template <class C> using element_of = std::remove_pointer_t<decltype(std::declval<C &>().data())>;
+    template <class C> using element_of = std::remove_pointer_t<decltype(std::declval<const C &>().data())>;
 
   public:
     /// Constructs an empty list.
-    constexpr index_list() noexcept = default;
-    /// Constructs a list from a view of indices.
-    template <class T, std::enable_if_t<is_index<T>, int> = 0>
-    constexpr index_list(array_view<T> indices) noexcept
-        : data_(indices.data()), size_(indices.size()), bytes_(sizeof(T)), is_signed_(std::is_signed_v<T>) {}
-    /// Constructs a list from a container of indices, for example a `std::vector`. The container must exist as long
-    /// as stated above; temporaries are rejected.
+    index_list() = default;
+    /// Constructs a list from a container or a view of indices in memory that the CPU can access, for example a
+    /// `std::vector`.
     template <class C, std::enable_if_t<is_index<element_of<C>>, int> = 0>
-    constexpr index_list(C &indices) noexcept
-        : index_list(array_view<const element_of<C>>(indices.data(), indices.size())) {}
+    index_list(const C &indices) : indices_(indices.data(), indices.data() + indices.size()), size_(indices_.size()) {}
 
     /// Returns the contiguous range of `count` entries that begins at index `first`.
-    [[nodiscard]] static constexpr index_list range(std::int64_t first, std::size_t count) noexcept {
+    [[nodiscard]] static index_list range(std::int64_t first, std::size_t count) {
         index_list made;
         made.first_ = first;
         made.size_ = count;
@@ -54,30 +48,21 @@ class index_list {
     }
 
     /// Returns the number of indices.
-    [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
     /// Returns true if the list has no indices.
-    [[nodiscard]] constexpr bool empty() const noexcept { return size_ == 0; }
-    /// Returns true if the list was constructed as a contiguous range.
-    [[nodiscard]] constexpr bool is_range() const noexcept { return data_ == nullptr; }
+    [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+    /// Returns true if the list is a contiguous range, which has no array of indices.
+    [[nodiscard]] bool is_range() const noexcept { return indices_.empty(); }
     /// Returns the index at position `position`, which must be less than `size()`. An unsigned index above the range of
     /// the result is returned as a negative number.
     [[nodiscard]] std::int64_t operator[](std::size_t position) const noexcept {
-        if (data_ == nullptr) {
-            return first_ + static_cast<std::int64_t>(position);
-        }
-        if (bytes_ == sizeof(std::int64_t)) {
-            return static_cast<const std::int64_t *>(data_)[position];
-        }
-        return is_signed_ ? static_cast<const std::int32_t *>(data_)[position]
-                          : std::int64_t{static_cast<const std::uint32_t *>(data_)[position]};
+        return is_range() ? first_ + static_cast<std::int64_t>(position) : indices_[position];
     }
 
   private:
-    const void *data_ = nullptr; ///< indices; null for a contiguous range
+    std::vector<std::int64_t> indices_;
     std::size_t size_ = 0;
     std::int64_t first_ = 0; ///< first index of a contiguous range
-    unsigned bytes_ = 0;     ///< size of an index, bytes
-    bool is_signed_ = true;
 };
 
 /// Neighbour of a rank in an exchange by index lists, and the entries that the two ranks exchange. A neighbour may be

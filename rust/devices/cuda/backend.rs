@@ -191,8 +191,8 @@ impl Backend for CudaBackend {
         self.0.copy_pieces(stream, pieces, bounds, report)
     }
 
-    fn bound_host_kernels(&self, multiprocessors: u32, femtoseconds: &[u32]) {
-        self.0.host_kernels.set(multiprocessors, femtoseconds);
+    fn limit_host_kernels(&self, multiprocessors: u32) {
+        self.0.host_blocks.store(multiprocessors.max(1), Ordering::Relaxed);
     }
 
     fn mark_moment(&self, stream: StreamHandle) -> Result<Moment, BackendError> {

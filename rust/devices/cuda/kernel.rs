@@ -8,7 +8,6 @@
 
 use super::driver::handle;
 use super::driver::{CUdevice, CUfunction, CUmodule, CUstream, Driver, call, call_optional};
-use super::host_kernels::HostKernels;
 use crate::backend::{ActionGrid, BackendError, MOST_ACTIONS, Signal};
 use crate::block_list::{BlockList, PIECE_LANES, group_lanes};
 use crate::bridge::Segment;
@@ -29,7 +28,7 @@ const FEW_SEGMENTS: usize = 32;
 const TILE_SHIFT: u32 = 14;
 /// Number of threads per block of the copy kernel. Equals `kLanes` of `cpp/segment_copy.hpp`.
 const LANES: u32 = 256;
-/// Bytes that a group takes at a time of segments with an end in host memory: two passes of a warp.
+/// Binary logarithm of the bytes of a tile of a segment with an end in host memory: two passes of a warp.
 const PIECE_TILE_SHIFT: u32 = 12;
 
 /// Argument of a launch of the copy kernel, with the memory layout of `mpgpu::SegmentListOf<N>`. `M` is `N + 1`.
@@ -168,9 +167,10 @@ pub(super) struct Kernel {
     many: usize,
     /// Handle of the copy kernel for up to [`FEW_SEGMENTS`] segments, whose argument is a [`Few`].
     few: usize,
-    /// Kernel that takes a [`Many`], the lanes of a group and the pace.
+    /// Handle of the copy kernel for segments with an end in host memory. Its arguments are a [`Many`], the number of lanes of a group, and
+    /// whether stores are paced.
     pieces: usize,
-    /// Kernel that takes a [`BlockList`].
+    /// Handle of the copy kernel for pieces, whose argument is a [`BlockList`].
     blocks: usize,
     /// Maximum number of blocks per launch, which [`Kernel::limit`] sets. The default is one block per multiprocessor, because further
     /// blocks would only wait for each other.
@@ -199,8 +199,8 @@ const LAUNCHES_AT_ONCE: u32 = 4;
 pub(super) struct Copier<'a> {
     kernel: &'a Kernel,
     host: HostEnds,
-    bounds: &'a HostKernels,
-    gpu: usize,
+    /// Number of multiprocessors that kernels with an end in host memory use.
+    host_blocks: u32,
 }
 
 /// Parameters of one launch of the copy kernel, in a stream or in a graph.
@@ -262,8 +262,8 @@ impl Kernel {
     }
 
     /// Returns the copy kernel with the limits for a plan that uses host memory as `host` states.
-    pub fn copier<'a>(&'a self, host: HostEnds, bounds: &'a HostKernels, gpu: usize) -> Copier<'a> {
-        Copier { kernel: self, host, bounds, gpu }
+    pub fn copier(&self, host: HostEnds, host_blocks: u32) -> Copier<'_> {
+        Copier { kernel: self, host, host_blocks }
     }
 
     /// Enqueues the copy of `list` in `stream`. The stream must belong to the kernel's context, which must be current.
@@ -384,16 +384,15 @@ impl Copier<'_> {
     }
 
     /// Calls `make` with the parameters of a launch for segments with an end in host memory. `at_once` such launches run at the same time.
-    /// Together they use at most as many multiprocessors as the bounds permit. If they write host memory, they keep the pace.
+    /// Together they use at most `host_blocks` multiprocessors. If they write host memory, they pace their stores.
     fn with_pieces<T>(&self, segments: &[Segment], at_once: u32, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
         let bytes: u64 = segments.iter().map(|segment| segment.bytes).sum();
         let mut lanes = group_lanes(bytes / segments.len().max(1) as u64);
-        let most = (self.bounds.multiprocessors() / at_once).clamp(1, self.kernel.processors());
+        let most = (self.host_blocks / at_once).clamp(1, self.kernel.processors());
         let mut list = Many::with_tiles(segments, PIECE_TILE_SHIFT);
         let blocks = list.tiles().div_ceil(u64::from(PIECE_LANES / lanes)).min(u64::from(most)) as c_uint;
-        let groups = most * (PIECE_LANES / lanes) * at_once;
-        let mut picoseconds = if self.host == HostEnds::Written { self.bounds.picoseconds(self.gpu, groups) } else { 0 };
-        let mut arguments: [*mut c_void; 3] = [(&raw mut list).cast(), (&raw mut lanes).cast(), (&raw mut picoseconds).cast()];
+        let mut is_paced = u32::from(self.host == HostEnds::Written);
+        let mut arguments: [*mut c_void; 3] = [(&raw mut list).cast(), (&raw mut lanes).cast(), (&raw mut is_paced).cast()];
         let launch = KernelLaunch { function: handle(self.kernel.pieces), blocks, lanes: PIECE_LANES, arguments: arguments.as_mut_ptr() };
         (blocks > 0).then(|| make(&launch))
     }
@@ -493,10 +492,9 @@ mod tests {
             blocks: 0,
             most_blocks: 132.into(),
         };
-        let bounds = HostKernels::default();
         let launch_for = |host, count: usize, bytes| {
             let segments = vec![Segment { dst: 1, src: 2, bytes }; count];
-            kernel.copier(host, &bounds, 0).with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))
+            kernel.copier(host, 4).with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))
         };
         let launch = |count, bytes| launch_for(HostEnds::None, count, bytes);
         assert_eq!(launch(FEW_SEGMENTS, 1), Some((0x20, 32)));
@@ -507,13 +505,5 @@ mod tests {
             assert_eq!(launch_for(host, 3, 1), Some((0x30, 1)));
             assert_eq!(launch_for(host, SEGMENTS_PER_LAUNCH, 240_000), Some((0x30, 1)), "four launches of a graph run at once");
         }
-    }
-
-    #[test]
-    fn launches_that_write_host_memory_keep_the_pace_together() {
-        let bounds = HostKernels::default();
-        bounds.set(8, &[0, 24_000]);
-        // 24 ps a byte for all, so 32 groups that take turns take 768 each.
-        assert_eq!((bounds.multiprocessors(), bounds.picoseconds(0, 32), bounds.picoseconds(1, 32)), (8, 0, 768));
     }
 }

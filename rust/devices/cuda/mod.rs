@@ -92,7 +92,6 @@ mod gpus;
 mod graph;
 mod graphs;
 mod host_function;
-mod host_kernels;
 mod identity;
 mod import;
 mod ipc;

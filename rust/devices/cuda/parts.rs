@@ -6,7 +6,6 @@ use super::driver::{CUstream, Driver};
 use super::event::Events;
 use super::gpus::Gpus;
 use super::graphs::Graphs;
-use super::host_kernels::HostKernels;
 use super::memory::Memory;
 use super::owner::Owner;
 use super::peers::Checks;
@@ -21,7 +20,7 @@ use crate::backend::failed_waits::{Behind, FailedWaits};
 use crate::backend::{BackendError, StreamHandle};
 use std::fmt;
 use std::sync::Mutex;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 #[repr(C)] // Fields that every execution reads come first, together.
 pub(in crate::cuda) struct Core {
@@ -35,7 +34,8 @@ pub(in crate::cuda) struct Core {
     pub workers: Workers,
     pub turns: Turns,
     pub lists: Lists,
-    pub host_kernels: HostKernels,
+    /// Number of multiprocessors that kernels of plans use if they have an end in host memory.
+    pub host_blocks: AtomicU32,
     pub reached: Mutex<Reached>,
     pub checks: Checks,
 }
@@ -53,7 +53,7 @@ impl Core {
             workers: Workers::default(),
             turns: Turns::default(),
             lists: Lists::default(),
-            host_kernels: HostKernels::default(),
+            host_blocks: AtomicU32::new(u32::MAX),
             reached: Mutex::default(),
             checks: Checks::default(),
         })

@@ -11,7 +11,6 @@
 use super::device::Primary;
 use super::driver::{CUdeviceptr, OutsideCapture, call, code, handle, lock};
 use super::gpus::{Gpus, MOST_DEVICES};
-use super::host_kernels::HostKernels;
 use super::kernel::HostEnds;
 use crate::backend::BackendError;
 use crate::bridge::Segment;
@@ -276,7 +275,7 @@ fn try_ends(gpus: &Gpus, ends: [&CheckEnd<'_>; 2], host: u64, by_kernels: bool, 
             let _current = from.primary.enter()?;
             let segment = Segment { dst: to.place(3), src: from.place(0), bytes: BYTES };
             // SAFETY: The GPU can access the memory of both ends, and the stream belongs to the kernel's context.
-            unsafe { kernel.copier(HostEnds::None, &HostKernels::default(), from.gpu).launch(gpus.driver, &[segment], handle(from.stream)) }?;
+            unsafe { kernel.copier(HostEnds::None, 1).launch(gpus.driver, &[segment], handle(from.stream)) }?;
             has_kernel[index] = true;
         }
     }

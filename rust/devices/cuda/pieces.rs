@@ -105,15 +105,12 @@ impl Core {
         is_capturing: bool,
     ) -> Result<Option<Arc<Verdict>>, BackendError> {
         let driver = self.gpus.driver;
-        let picoseconds = |lanes: u32| match launch.is_paced {
-            true => self.host_kernels.picoseconds(launch.gpu, launch.blocks * (PIECE_LANES / lanes)),
-            false => 0,
-        };
+        let is_paced = u32::from(launch.is_paced);
         let bytes = list_bytes(pieces);
         if bytes == 0 && !pieces.is_checked_late() {
             if let Pieces::Blocks(copy) = pieces {
                 let list = block_list(copy, 0, 0);
-                launch.blocks_of(driver, &BlockList { picoseconds: picoseconds(list.lanes), ..list }, copy.layers)?;
+                launch.blocks_of(driver, &BlockList { is_paced, ..list }, copy.layers)?;
             }
             return Ok(None);
         }
@@ -130,11 +127,11 @@ impl Core {
             Pieces::Listed(segments) => {
                 let longest = segments.iter().map(|segment| segment.bytes).max().unwrap_or(0);
                 let list = BlockList { pieces: base, count: segments.len() as u64, ..BlockList::of(longest) };
-                launch.list(driver, &BlockList { picoseconds: picoseconds(list.lanes), ..list })
+                launch.list(driver, &BlockList { is_paced, ..list })
             }
             Pieces::Blocks(copy) => {
                 let list = block_list(copy, base, block.host);
-                launch.blocks_of(driver, &BlockList { picoseconds: picoseconds(list.lanes), ..list }, copy.layers)
+                launch.blocks_of(driver, &BlockList { is_paced, ..list }, copy.layers)
             }
         });
         let verdict = match pieces {

@@ -15,12 +15,12 @@ use std::sync::atomic::Ordering;
 
 impl Core {
     /// Returns the copy kernel of `gpu`, or `None` if the GPU has none or cannot access every source and destination of the execution.
-    pub fn kernel_for<'a>(&'a self, execution: &Execution<'_>, primary: &'a Primary, gpu: usize) -> Result<Option<Copier<'a>>, BackendError> {
+    pub fn kernel_for<'a>(&self, execution: &Execution<'_>, primary: &'a Primary, gpu: usize) -> Result<Option<Copier<'a>>, BackendError> {
         if !self.plan_is_reached(execution, gpu)? {
             return Ok(None);
         }
         let host = lock(&self.reached).of(execution.endpoints).map_or(HostEnds::Written, |reach| reach.host);
-        Ok(primary.kernel().map(|kernel| kernel.copier(host, &self.host_kernels, gpu)))
+        Ok(primary.kernel().map(|kernel| kernel.copier(host, self.host_blocks.load(Ordering::Relaxed))))
     }
 
     /// Returns the GPU that runs a lane (sequence of operations) planned for `gpu`. Usually this is `gpu` itself. If `gpu` cannot access
