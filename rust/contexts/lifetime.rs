@@ -98,12 +98,12 @@ pub struct Context {
     kept: Option<Arc<KeptTimes>>,
 }
 
-/// Tells the backend the multiprocessors and the pace of kernels that have an end in host memory. `percent` of the link's rate, of which
-/// 100 is no limit.
+/// Sets the backend's limits for kernels that read or write host memory. `percent` is the share of the link's bandwidth that writes may
+/// use; 100 means no limit.
 fn bound_host_kernels(backend: &dyn Backend, machine: &Machine, multiprocessors: u32, percent: u32) {
     let pace = |gpu: u32| {
         let route = machine.route(DeviceId::gpu(gpu), DeviceId::HOST).filter(|_| percent < 100);
-        // Faster than 1 fs a byte or slower than 4 us is no link.
+        // Time per byte in femtoseconds, limited to the range of the type (4 us). No link is slower.
         route.map_or(0, |route| (1e15 / (route.bandwidth * f64::from(percent) / 100.0)).clamp(0.0, f64::from(u32::MAX)) as u32)
     };
     backend.bound_host_kernels(multiprocessors, &(0..machine.gpu_count()).map(pace).collect::<Vec<_>>());
