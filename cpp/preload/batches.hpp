@@ -1,21 +1,21 @@
-// Batched copies of unmodified programs.
+// Accelerates batched copies of unmodified programs (`cuMemcpyBatchAsync`).
 #pragma once
 
 #include "driver.hpp"
 
 namespace mpgpu_preload {
 
-/// `CUmemcpyAttributes`: what holds for a run of copies of a batch.
+/// Attributes of consecutive copies of a batch, `CUmemcpyAttributes`.
 struct batch_attributes {
-    /// A `CUmemcpySrcAccessOrder`.
+    /// Order in which the driver may read the sources, `CUmemcpySrcAccessOrder`.
     int source_access;
-    /// `CUmemLocation` of both ends: hints for managed memory.
+    /// Locations of source and destination, two `CUmemLocation`. Hints for managed memory.
     std::array<int, 4> locations;
     unsigned flags;
 };
 static_assert(sizeof(batch_attributes) == 24, "the driver's struct");
 
-/// The arguments of `cuMemcpyBatchAsync_v2`.
+/// Batch of copies: arguments of `cuMemcpyBatchAsync_v2`.
 struct batch {
     const device_pointer *dst;
     const device_pointer *src;
@@ -25,8 +25,8 @@ struct batch {
     std::size_t attribute_count;
 };
 
-/// Enqueues a batch as one kernel in the caller's stream, and returns true if it has. If not, nothing was enqueued, and
-/// the batch is for the driver. Counts the batch as one copy if it was enqueued.
+/// Enqueues a batch as one kernel in the caller's stream, and returns true on success. The batch is then counted as one
+/// copy. If the result is false, no work remains enqueued and the caller must pass the batch to the driver.
 bool take_batch(const batch &copies, stream in) noexcept;
 
 } // namespace mpgpu_preload

@@ -7,10 +7,6 @@
 
 struct mp_context;
 
-#include <functional>
-
-struct mp_context;
-
 namespace mpgpu_preload {
 
 /// True if a copy must be passed to the driver, as far as this can be determined without a query of the driver. In this

@@ -3,7 +3,7 @@
 #define MPGPU_PIECES_HPP
 
 /// @file
-/// Copies of many small pieces without a plan: pages of a key-value cache, rows of a table.
+/// Copies of many small pieces without a plan, for example of pages of a key-value cache or rows of a table.
 
 #include <mpgpu/context.hpp>
 #include <mpgpu/request.hpp>
@@ -18,35 +18,38 @@
 
 namespace mpgpu {
 
-/// One piece of `copy_pieces`. The C struct.
+/// Piece of `copy_pieces`: destination, source and size in bytes. An alias of the C struct.
 using piece = mp_segment_t;
 
-/// Bounds of a copy of pieces. A field left alone is decided by the environment.
+/// Options of a copy of pieces.
 struct piece_options {
-    /// Multiprocessors that the kernel may occupy at most; 0: `MPGPU_KERNEL_BLOCKS`.
+    /// Maximum number of multiprocessors that the kernel occupies. 0 selects the value of `MPGPU_KERNEL_BLOCKS`, which
+    /// is 4 by default.
     std::uint32_t multiprocessors = 0;
-    /// Whether writes to host memory stay below the share of the link that `MPGPU_HOST_WRITE_PERCENT` names. Left
-    /// alone, they do.
+    /// True (the default) if writes to host memory are paced: each group of threads of the kernel waits until its
+    /// stores have arrived in host memory before it stores more. Without pacing, writes saturate the link and slow down
+    /// other work of the GPU.
     std::optional<bool> paced;
 };
 
-/// Indices of blocks in host memory, or in memory of a GPU. An empty list stands for blocks 0, 1, 2 and so on.
+/// Index list of a block copy, in host memory or in memory of a GPU. A non-owning view. A default-constructed list
+/// selects blocks 0 to `count` - 1.
 class block_indices {
   public:
-    /// Blocks in order.
+    /// Selects blocks 0 to `count` - 1.
     constexpr block_indices() noexcept = default;
-    /// Indices of 32 bits.
+    /// Constructs a view of a list of 32-bit indices.
     constexpr block_indices(array_view<const std::uint32_t> list) noexcept
         : data_(list.data()), size_(list.size()), width_(4) {}
-    /// Indices of 64 bits.
+    /// Constructs a view of a list of 64-bit indices.
     constexpr block_indices(array_view<const std::uint64_t> list) noexcept
         : data_(list.data()), size_(list.size()), width_(8) {}
 
-    /// The first index; null for blocks in order.
+    /// Returns the address of the first index. Null for a default-constructed list.
     [[nodiscard]] constexpr const void *data() const noexcept { return data_; }
-    /// Number of indices.
+    /// Returns the number of indices.
     [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
-    /// Bytes of an index; 0 for blocks in order.
+    /// Returns the size of an index, bytes. 0 for a default-constructed list.
     [[nodiscard]] constexpr std::uint32_t width() const noexcept { return width_; }
 
   private:
@@ -55,25 +58,26 @@ class block_indices {
     std::uint32_t width_ = 0;
 };
 
-/// Arrays of blocks at one end of a copy, one for each layer, all of one shape.
+/// Source or destination arrays of a block copy, one for each layer. All arrays have the same number of blocks and the
+/// same stride.
 template <class T> struct block_arrays {
-    /// First elements of the arrays.
+    /// Addresses of the arrays.
     std::vector<T *> arrays;
-    /// Blocks of each array.
+    /// Number of blocks of each array.
     std::size_t blocks = 0;
-    /// Elements from one block to the next; 0 for the elements of a block.
+    /// Distance between the starts of two consecutive blocks, in elements. 0 selects the number of elements of a block.
     std::size_t stride = 0;
 };
 
 namespace detail {
 
-/// Access to the handle of a request for functions that make requests.
+/// Access to a request's handle, for functions that create requests.
 struct request_access {
-    /// The place of the handle.
+    /// Returns the address of the handle of `of`.
     [[nodiscard]] static mp_request_t *address(request &of) noexcept { return of.handle_.address(); }
 };
 
-/// The C struct of a copy's bounds.
+/// Converts the options to the struct of the C API.
 [[nodiscard]] inline mp_piece_options_t c_options(const piece_options &options) noexcept {
     mp_piece_options_t c = MP_PIECE_OPTIONS_INIT;
     c.multiprocessors = options.multiprocessors;
@@ -81,12 +85,12 @@ struct request_access {
     return c;
 }
 
-/// Calls `mp_copy_blocks` with the C form of its arguments.
+/// Converts the arguments to the struct of the C API and calls `mp_copy_blocks`.
 template <class T>
 mp_status_t copy_blocks(const context &ctx, const block_arrays<T> &dst, block_indices dst_index,
                         const block_arrays<const T> &src, block_indices src_index, std::size_t count,
                         std::size_t elements, stream_view stream, const piece_options &options, mp_request_t *request) {
-    static_assert(std::is_trivially_copyable_v<T>, "mpgpu: a copy moves bytes, so the elements must allow that");
+    static_assert(std::is_trivially_copyable_v<T>, "mpgpu: the type of the elements must be trivially copyable");
     const std::vector<void *> to(dst.arrays.begin(), dst.arrays.end());
     const std::vector<const void *> from(src.arrays.begin(), src.arrays.end());
     mp_blocks_t blocks = MP_BLOCKS_INIT;
@@ -106,28 +110,33 @@ mp_status_t copy_blocks(const context &ctx, const block_arrays<T> &dst, block_in
     return mp_copy_blocks(ctx.get(), &blocks, &c, stream.get(), request);
 }
 
-/// Why the arguments of a block copy do not fit together; null if they do.
+/// Returns an error text if the arguments of a block copy do not match each other, and null otherwise.
 template <class T>
 [[nodiscard]] const char *misfit(const block_arrays<T> &dst, block_indices dst_index, const block_arrays<const T> &src,
                                  block_indices src_index, std::size_t count) noexcept {
     const auto fits = [count](block_indices index) { return index.width() == 0 || index.size() >= count; };
     if (dst.arrays.size() != src.arrays.size()) {
-        return "dst and src have different numbers of arrays: give one of each for every layer";
+        return "dst and src have different numbers of arrays: pass one destination and one source array for each layer";
     }
     if (!fits(dst_index) || !fits(src_index)) {
-        return "an index list is shorter than count: list as many blocks as are copied";
+        return "an index list is shorter than count: pass count indices, or reduce count";
     }
     if (dst_index.width() != 0 && src_index.width() != 0 && dst_index.width() != src_index.width()) {
-        return "one index list has 32 bits and the other 64: give both the same type";
+        return "one index list has 32-bit and the other 64-bit indices: use the same type in both";
     }
     return nullptr;
 }
 
 } // namespace detail
 
-/// Copies `count` blocks of `elements` elements in `stream` by one kernel, without a plan: block `dst_index[i]` of each
-/// destination array receives block `src_index[i]` of the source array of its layer. Does not block. Index lists in
-/// host memory are read before it returns, those in memory of a GPU when the copy runs. `mp_copy_blocks` says more.
+/// Enqueues a copy of `count` blocks in `stream`, after all earlier work in `stream` and before all later work. Does
+/// not wait for the copy. Returns a request for the end of the copy. A kernel copies the blocks, without a plan.
+///
+/// Each block has `elements` elements. Block `dst_index[i]` of each destination array receives block `src_index[i]` of
+/// the source array of the same layer. Index lists in host memory are read during the call only. Index lists in memory
+/// of a GPU are read when the copy runs; if such a list contains an index that is out of range, `request::synchronize`
+/// and the next `stream::synchronize` throw `argument_error`. See `mp_copy_blocks`.
+///
 /// Throws `argument_error`, `not_supported`, `out_of_memory`, `driver_error`.
 template <class T>
 request copy_blocks(const context &ctx, const block_arrays<T> &dst, block_indices dst_index,
@@ -143,7 +152,8 @@ request copy_blocks(const context &ctx, const block_arrays<T> &dst, block_indice
     return done;
 }
 
-/// `copy_blocks` for code that is ordered by streams alone: makes no request. Throws as `copy_blocks` does.
+/// Enqueues a copy of blocks without creating a request, for programs that use only streams for ordering. The arguments
+/// and the exceptions are those of `copy_blocks`.
 template <class T>
 void enqueue_blocks(const context &ctx, const block_arrays<T> &dst, block_indices dst_index,
                     const block_arrays<const T> &src, block_indices src_index, std::size_t count, std::size_t elements,
@@ -155,8 +165,10 @@ void enqueue_blocks(const context &ctx, const block_arrays<T> &dst, block_indice
     failed.report(detail::copy_blocks(ctx, dst, dst_index, src, src_index, count, elements, stream, options, nullptr));
 }
 
-/// Copies pieces in `stream` by one kernel, without a plan and in no order. The list is read before it returns. Does
-/// not block. `mp_copy_pieces` says more. Throws as `copy_blocks` does.
+/// Enqueues a copy of many small pieces in `stream`, after all earlier work in `stream` and before all later work. Does
+/// not wait for the copy. Returns a request for the end of the copy. One kernel copies the pieces, without a plan and
+/// in no particular order. No destination may overlap another destination or a source; overlaps are not checked.
+/// `pieces` is read during the call only. See `mp_copy_pieces`. Throws the exceptions of `copy_blocks`.
 inline request copy_pieces(const context &ctx, array_view<const piece> pieces, stream_view stream,
                            const piece_options &options = {}, on_error failed = {}) {
     request done;

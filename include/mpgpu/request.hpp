@@ -90,7 +90,6 @@ class request {
 
   private:
     friend struct detail::request_access;
-    friend struct detail::request_access;
     friend class plan;
     friend class messenger;
     friend class message_request;

@@ -1,21 +1,21 @@
-//! Many pieces that one kernel copies without a plan ([`Backend::copy_pieces`](crate::Backend::copy_pieces)).
+//! Describes copies of many pieces without a plan ([`Backend::copy_pieces`](crate::Backend::copy_pieces)).
 
 use crate::{Endpoints, Segment};
 
-/// Positions of blocks in the arrays of one end.
+/// Index list of one end of a block copy. It selects the block of each position of the copy.
 #[derive(Copy, Clone, Debug)]
 pub enum Indices<'a> {
-    /// Block `i` of the list is block `i` of the array.
+    /// No list. Position `i` selects block `i`.
     InOrder,
-    /// Indices of 32 bits in host memory, read before the call returns.
+    /// 32-bit indices in host memory, which are read before the call returns.
     Narrow(&'a [u32]),
-    /// Indices of 64 bits in host memory, read before the call returns.
+    /// 64-bit indices in host memory, which are read before the call returns.
     Wide(&'a [u64]),
-    /// Indices in memory that is read when the copy runs.
+    /// Indices in memory of a GPU, which are read when the copy runs.
     Later {
         /// Address of the first index.
         address: u64,
-        /// Bytes of an index, 4 or 8.
+        /// Size of an index, bytes: 4 or 8.
         width: u32,
     },
 }
@@ -23,61 +23,64 @@ pub enum Indices<'a> {
 /// One end of a block copy.
 #[derive(Copy, Clone, Debug)]
 pub struct BlockEnd<'a> {
-    /// Bytes from one block of an array to the next.
+    /// Distance between the starts of two consecutive blocks of an array, bytes.
     pub stride: u64,
-    /// Blocks of an array.
+    /// Number of blocks of each array.
     pub blocks: u64,
-    /// Blocks of the list.
+    /// Index list that selects the blocks to copy.
     pub indices: Indices<'a>,
 }
 
-/// A copy of blocks of one size, the same of each pair of arrays.
+/// Copy of blocks of equal size between pairs of arrays. Each pair is a layer. The same blocks are copied in each layer.
 #[derive(Copy, Clone, Debug)]
 pub struct BlockCopy<'a> {
-    /// First bytes of the destination and of the source array of each layer.
+    /// Addresses of the destination array and the source array of each layer.
     pub layers: &'a [Endpoints],
-    /// Blocks of the destination arrays.
+    /// Blocks in the destination arrays.
     pub dst: BlockEnd<'a>,
-    /// Blocks of the source arrays.
+    /// Blocks in the source arrays.
     pub src: BlockEnd<'a>,
-    /// Blocks to copy in each layer.
+    /// Number of blocks to copy in each layer.
     pub count: u64,
-    /// Bytes of a block.
+    /// Size of a block, bytes.
     pub bytes: u64,
 }
 
-/// Pieces of one copy. They have no order among themselves.
+/// Pieces of one copy. They are copied in no particular order.
 #[derive(Copy, Clone, Debug)]
 pub enum Pieces<'a> {
     /// Blocks of arrays.
     Blocks(BlockCopy<'a>),
-    /// Any pieces. The list is read before the call returns.
+    /// List of pieces of any sizes. The list is read before the call returns.
     Listed(&'a [Segment]),
 }
 
 impl Pieces<'_> {
-    /// True if indices are read when the copy runs, so that only then one out of range is found.
+    /// Returns true if an index list is read when the copy runs. An index that is out of range is then found while the copy runs.
     pub fn is_checked_late(&self) -> bool {
         let is_late = |end: &BlockEnd<'_>| matches!(end.indices, Indices::Later { .. });
         matches!(self, Pieces::Blocks(copy) if is_late(&copy.dst) || is_late(&copy.src))
     }
 }
 
-/// Bounds of a kernel that copies pieces.
+/// Limits of a kernel that copies pieces.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct KernelBounds {
-    /// Multiprocessors at most, 1 or more.
+    /// Maximum number of multiprocessors that the kernel occupies, at least 1.
     pub multiprocessors: u32,
-    /// True if each group of lanes waits until its stores to host memory have arrived before it stores more.
+    /// True if writes to host memory are paced by completion: each group of lanes of the kernel waits until its stores have arrived in host
+    /// memory before it stores more. This bounds the bytes in flight, so that the link is not saturated.
     pub is_paced: bool,
 }
 
-/// The error of a list whose index is out of range, found while the copy ran. `words` are those that the kernel reports.
+/// Creates the error for an index that a kernel has found out of range. `words` is the kernel's report: 1 + 2 * position + (1 for the
+/// source), and the index. `copy` contains the numbers of blocks of the destination and source arrays.
 pub fn index_out_of_range(words: [u64; 2], copy: (u64, u64)) -> crate::BackendError {
     let (position, is_source) = ((words[0] - 1) / 2, (words[0] - 1) % 2 == 1);
     let (name, blocks) = if is_source { ("source", copy.1) } else { ("destination", copy.0) };
     crate::BackendError::IndexOutOfRange(format!(
-        "index {position} of the {name} is {}, but its arrays have {blocks} blocks; blocks with such indices were not copied",
+        "index {position} of the {name} is {}, but its arrays have {blocks} blocks; blocks with an index out of range were \
+         not copied: correct the index list",
         words[1]
     ))
 }

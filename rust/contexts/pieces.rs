@@ -1,4 +1,4 @@
-//! Copies of many pieces without a plan, and the checks of their arguments.
+//! Copies many pieces without a plan, and checks the arguments of such copies.
 
 use super::error::Error;
 use super::lifetime::Context;
@@ -8,46 +8,46 @@ use crate::backend::{
 };
 use std::ffi::CStr;
 
-/// Bounds of a copy of pieces. `None` takes the context's.
+/// Options of a copy of pieces.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PieceOptions {
-    /// Multiprocessors at most, 1 or more.
+    /// Maximum number of multiprocessors that the kernel occupies, at least 1. `None` selects the value of `MPGPU_KERNEL_BLOCKS`.
     pub multiprocessors: Option<u32>,
-    /// True if writes to host memory keep the context's pace.
+    /// True if writes to host memory are paced by completion. `None` selects pacing. See [`KernelBounds::is_paced`].
     pub paced: Option<bool>,
 }
 
-/// One end of a block copy, as the caller names it.
+/// One end of a block copy, as the caller describes it.
 #[derive(Copy, Clone, Debug)]
 pub struct BlockArrays<'a> {
-    /// First bytes of the arrays, one for each layer.
+    /// Addresses of the arrays, one for each layer.
     pub arrays: &'a [u64],
-    /// Bytes from one block to the next; 0 for the bytes of a block.
+    /// Distance between the starts of two consecutive blocks, bytes. 0 selects the size of a block.
     pub stride: u64,
-    /// Blocks of each array.
+    /// Number of blocks of each array.
     pub blocks: u64,
-    /// Address of the list of indices; 0 if block `i` of the list is block `i` of the arrays.
+    /// Address of the index list. 0 if there is no list: position `i` then selects block `i`.
     pub index: u64,
 }
 
-/// A block copy, as the caller names it.
+/// Block copy, as the caller describes it.
 #[derive(Copy, Clone, Debug)]
 pub struct BlockRequest<'a> {
     /// Destination arrays.
     pub dst: BlockArrays<'a>,
-    /// Source arrays, as many.
+    /// Source arrays, one for each destination array.
     pub src: BlockArrays<'a>,
-    /// Bytes of an index, 4 or 8.
+    /// Size of an index, bytes: 4 or 8.
     pub index_bytes: u32,
-    /// Blocks to copy in each layer.
+    /// Number of blocks to copy in each layer.
     pub count: u64,
-    /// Bytes of a block.
+    /// Size of a block, bytes.
     pub bytes: u64,
 }
 
 impl Context {
-    /// Copies blocks of arrays in `stream` by one kernel, without a plan. Reads index lists in host memory before it returns; lists in
-    /// memory of a GPU are read when the copy runs.
+    /// Enqueues a copy of blocks in `stream`, without a plan. Index lists in host memory are read and checked before the function returns.
+    /// Index lists in memory of a GPU are read and checked when the copy runs.
     pub fn copy_blocks(
         &self,
         request: &BlockRequest<'_>,
@@ -59,7 +59,8 @@ impl Context {
         let _open = shared.enter()?;
         let BlockRequest { count, bytes, .. } = *request;
         if request.dst.arrays.len() != request.src.arrays.len() {
-            let reason = format!("{} destination arrays, but {} source arrays", request.dst.arrays.len(), request.src.arrays.len());
+            let (dst, src) = (request.dst.arrays.len(), request.src.arrays.len());
+            let reason = format!("{dst} destination arrays, but {src} source arrays: pass one of each for every layer");
             return Err(Error::Pieces { argument: c"blocks", reason });
         }
         if count == 0 || bytes == 0 || request.dst.arrays.is_empty() {
@@ -73,7 +74,7 @@ impl Context {
         self.submit_pieces(&pieces, count.saturating_mul(bytes).saturating_mul(layers.len() as u64), options, stream, report)
     }
 
-    /// Copies pieces in `stream` by one kernel, without a plan. Reads the list before it returns.
+    /// Enqueues a copy of pieces in `stream`, without a plan. The list is read before the function returns.
     pub fn copy_pieces(
         &self,
         pieces: &[Segment],
@@ -119,7 +120,8 @@ impl Context {
     }
 }
 
-/// Allocations that were found in this call, the latest first.
+/// Allocations that were found during one call, so that the backend is queried once for each allocation. A look-up that finds an
+/// allocation moves it to the front.
 struct FoundMemory<'a> {
     shared: &'a ContextState,
     known: Vec<Allocation>,
@@ -130,11 +132,12 @@ impl<'a> FoundMemory<'a> {
         FoundMemory { shared, known: Vec::new() }
     }
 
-    /// Refuses a range that does not lie in memory that kernels may reach. `what` names it.
+    /// Checks that the `bytes` bytes at `address` are in one allocation of GPU memory or pinned host memory. Otherwise returns an error, in
+    /// which `what` describes the range.
     fn range(&mut self, address: u64, bytes: u64, argument: &'static CStr, what: impl Fn() -> String) -> Result<(), Error> {
         let refused = |reason: String| Err(Error::PieceMemory { argument, reason });
         if address == 0 {
-            return refused(format!("{} is NULL", what()));
+            return refused(format!("{} is NULL: pass an address in GPU memory or pinned host memory", what()));
         }
         let holds = |known: &Allocation| address >= known.base && bytes <= known.bytes && address - known.base <= known.bytes - bytes;
         if let Some(at) = self.known.iter().position(holds) {
@@ -143,11 +146,11 @@ impl<'a> FoundMemory<'a> {
         }
         match self.shared.locate(address)? {
             None => refused(format!(
-                "{} {address:#x} is pageable host memory, or no memory of this context: allocate it with mpgpu, or register it as pinned memory",
+                "{} {address:#x} is pageable or unknown memory: allocate it with mpgpu, or register it as pinned memory",
                 what()
             )),
             Some(found) if !holds(&found) => refused(format!(
-                "{} {address:#x} and {bytes} bytes run past the end of its allocation ({} bytes at {:#x})",
+                "{} {address:#x} with {bytes} bytes extends beyond its allocation ({} bytes at {:#x}): correct the address or the size",
                 what(),
                 found.bytes,
                 found.base
@@ -162,7 +165,7 @@ impl<'a> FoundMemory<'a> {
         }
     }
 
-    /// Checks one end of a block copy, with the indices that lie in host memory.
+    /// Checks one end of a block copy, including indices in host memory. Returns the description for the backend.
     fn end<'i>(&mut self, arrays: &BlockArrays<'_>, request: &BlockRequest<'_>, argument: &'static CStr) -> Result<BlockEnd<'i>, Error> {
         let name = argument.to_string_lossy();
         let refused = |reason: String| Err(Error::Pieces { argument: c"blocks", reason });
@@ -171,7 +174,7 @@ impl<'a> FoundMemory<'a> {
             return refused(format!("{name}_stride={stride}: must be at least block_bytes ({}), or 0", request.bytes));
         }
         let Some(bytes) = arrays.blocks.checked_sub(1).and_then(|last| last.checked_mul(stride)?.checked_add(request.bytes)) else {
-            return refused(format!("{name}_blocks={}: must be 1 or more, and the array must fit into memory", arrays.blocks));
+            return refused(format!("{name}_blocks={}: must be 1 or more, and the array must be smaller than 2^64 bytes", arrays.blocks));
         };
         for (layer, &array) in arrays.arrays.iter().enumerate() {
             self.range(array, bytes, c"blocks", || format!("{name}[{layer}]"))?;
@@ -187,14 +190,14 @@ impl<'a> FoundMemory<'a> {
             return if count <= blocks {
                 Ok(Indices::InOrder)
             } else {
-                refused(format!("count={count}: the arrays of {name} have {blocks} blocks; give {name}_index, or copy fewer"))
+                refused(format!("count={count}: the arrays of {name} have {blocks} blocks; pass {name}_index or a smaller count"))
             };
         }
         if ![4, 8].contains(&width) || !arrays.index.is_multiple_of(u64::from(width)) {
-            return refused(format!("index_bytes={width}: must be 4 or 8, and the lists of indices aligned to it"));
+            return refused(format!("index_bytes={width}: must be 4 or 8, and {name}_index must be aligned to it"));
         }
         let Some(bytes) = count.checked_mul(u64::from(width)).filter(|bytes| isize::try_from(*bytes).is_ok()) else {
-            return refused(format!("count={count}: a list of so many indices does not fit into memory"));
+            return refused(format!("count={count}: an index list of this length does not fit into memory; pass a smaller count"));
         };
         let place = self.shared.locate(arrays.index)?;
         if place.is_some_and(|place| !place.device.is_host()) {
@@ -202,7 +205,7 @@ impl<'a> FoundMemory<'a> {
             return Ok(Indices::Later { address: arrays.index, width });
         }
         let pointer = std::ptr::with_exposed_provenance::<u8>(arrays.index as usize);
-        // SAFETY: the caller of the C ABI vouches for `count` readable indices, which are aligned and not in memory of a GPU.
+        // SAFETY: The caller of the C ABI guarantees that `count` indices are readable. They are aligned and not in memory of a GPU.
         let (at, indices) = unsafe {
             if width == 4 {
                 let list = std::slice::from_raw_parts(pointer.cast::<u32>(), count as usize);
@@ -214,14 +217,14 @@ impl<'a> FoundMemory<'a> {
         };
         match at {
             None => Ok(indices),
-            Some((at, index)) => refused(format!("{name}_index[{at}]={index}: the arrays have {blocks} blocks")),
+            Some((at, index)) => refused(format!("{name}_index[{at}]={index}: must be less than the number of blocks ({blocks})")),
         }
     }
 }
 
-/// The first index that is not below `blocks`, with its position.
+/// Returns position and value of the first index that is not less than `blocks`. Returns `None` if all indices are less.
 fn first_beyond<I: Copy + Into<u64>>(list: &[I], blocks: u64) -> Option<(usize, u64)> {
-    // Without an early end the compiler compares several at a time.
+    // The loop has no early exit, so that the compiler can vectorise the comparison.
     if list.iter().fold(false, |any, &index| any | (index.into() >= blocks)) {
         list.iter().enumerate().map(|(at, &index)| (at, index.into())).find(|(_, index)| *index >= blocks)
     } else {

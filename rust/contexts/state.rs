@@ -56,6 +56,7 @@ pub struct ContextState {
     /// Objects that must end before the context closes. `None` once the context has begun to close.
     pub(super) ends_first: Mutex<Option<Vec<Weak<dyn EndsFirst>>>>,
     pub(super) callbacks: CallbackQueue,
+    /// Copies whose index lists are checked while the copies run.
     pub(super) late_checks: LateChecks,
     pub(super) machine: Arc<Machine>,
     /// Machine for new plans after some pairs of GPUs were found to lose data. It has no routes between the GPUs of such a pair, and

@@ -32,7 +32,8 @@ impl Context {
         Ok(self.backend().is_capturing(stream)?)
     }
 
-    /// Blocks until all work enqueued in `stream` so far has finished.
+    /// Blocks until all work enqueued in `stream` so far has finished. Returns the first error of the copies in `stream` whose index lists
+    /// were checked while the copies ran. Later calls do not return these errors again.
     pub fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), Error> {
         drop(self.shared.enter()?);
         self.backend().synchronize_stream(stream)?;

@@ -1,18 +1,18 @@
-//! The argument of the kernel that copies pieces, as `cpp/block_copy.hpp` has it.
+//! Defines the argument of the kernel that copies pieces, with the memory layout of `cpp/block_copy.hpp`.
 
 use crate::backend::{BlockEnd, Endpoints, Indices};
 use cxx::{ExternType, type_id};
 
-/// `mpgpu::kLayersPerLaunch`.
+/// Maximum number of layers in one launch. Equals `mpgpu::kLayersPerLaunch`.
 pub(crate) const LAYERS_PER_LAUNCH: usize = 120;
-/// `mpgpu::kPieceLanes`.
+/// Number of lanes of a thread block. Equals `mpgpu::kPieceLanes`.
 pub(crate) const PIECE_LANES: u32 = 1024;
-/// `mpgpu::kMostGroupLanes`.
+/// Maximum number of lanes of a group. Equals `mpgpu::kMostGroupLanes`.
 const MOST_GROUP_LANES: u64 = 32;
-/// `mpgpu::kLaneBytes`.
+/// Number of bytes that each lane has in flight. Equals `mpgpu::kLaneBytes`.
 const LANE_BYTES: u64 = 64;
 
-/// `mpgpu::BlockLayer`.
+/// Addresses of the two arrays of a layer, with the memory layout of `mpgpu::BlockLayer`.
 #[derive(Copy, Clone, Debug, Default)]
 #[repr(C)]
 pub(crate) struct ListLayer {
@@ -20,7 +20,7 @@ pub(crate) struct ListLayer {
     pub src: u64,
 }
 
-/// `mpgpu::BlockEnd`.
+/// One end of a block copy, with the memory layout of `mpgpu::BlockEnd`.
 #[derive(Copy, Clone, Debug, Default)]
 #[repr(C)]
 pub(crate) struct ListEnd {
@@ -30,7 +30,7 @@ pub(crate) struct ListEnd {
     pub width: u64,
 }
 
-/// `mpgpu::BlockList`.
+/// Argument of a launch, with the memory layout of `mpgpu::BlockList`.
 #[derive(Copy, Clone, Debug)]
 #[repr(C)]
 pub struct BlockList {
@@ -49,14 +49,15 @@ pub struct BlockList {
 
 const _: () = assert!(size_of::<BlockList>() == 2032);
 
-// SAFETY: the C++ type of this name has the same fields in the same order, integers alone, no constructor and no destructor.
+// SAFETY: The C++ type of this name has the same fields in the same order. All fields are integers. The type has no constructor and no
+// destructor.
 unsafe impl ExternType for BlockList {
     type Id = type_id!("mpgpu::BlockList");
     type Kind = cxx::kind::Trivial;
 }
 
 impl ListEnd {
-    /// An end whose indices lie at `index`, if it has any.
+    /// Creates one end. `index` is the address of the index list if the list was in host memory.
     pub fn new(end: &BlockEnd<'_>, index: u64) -> ListEnd {
         let (index, width) = match end.indices {
             Indices::InOrder => (0, 0),
@@ -69,7 +70,7 @@ impl ListEnd {
 }
 
 impl BlockList {
-    /// A list of no layers and no pieces, for blocks of so many bytes.
+    /// Creates an argument without addresses, for blocks of `bytes` bytes or pieces of at most `bytes` bytes.
     pub fn of(bytes: u64) -> BlockList {
         BlockList {
             layers: [ListLayer::default(); LAYERS_PER_LAUNCH],
@@ -86,7 +87,7 @@ impl BlockList {
         }
     }
 
-    /// The same for these layers, at most [`LAYERS_PER_LAUNCH`].
+    /// Returns this argument with the given layers, at most [`LAYERS_PER_LAUNCH`].
     pub fn with_layers(mut self, layers: &[Endpoints]) -> BlockList {
         for (own, layer) in self.layers.iter_mut().zip(layers) {
             *own = ListLayer { dst: layer.dst, src: layer.src };
@@ -96,7 +97,8 @@ impl BlockList {
     }
 }
 
-/// Lanes of a group for pieces of so many bytes: each has four words of 16 bytes of it, up to a warp.
+/// Returns the number of lanes of a group for pieces of `bytes` bytes: one lane for each 64 bytes, rounded up to a power of two, and at
+/// most a warp. Each lane copies four words of 16 bytes at a time.
 pub(crate) fn group_lanes(bytes: u64) -> u32 {
     bytes.div_ceil(LANE_BYTES).clamp(1, MOST_GROUP_LANES).next_power_of_two() as u32
 }

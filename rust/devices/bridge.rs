@@ -23,8 +23,8 @@ mod cpp {
 
         /// # Safety
         ///
-        /// All blocks of the list lie in readable and writable memory, and no destination overlaps another block. `groups` and `lanes` are 1
-        /// or more.
+        /// The sources of `list` are readable, and its destinations are writable. Index lists, the list of pieces and the report are valid
+        /// as well. No destination overlaps a source or another destination. `groups` and `lanes` are 1 or more.
         unsafe fn copy_blocks_on_cpu(list: &BlockList, groups: u32, lanes: u32);
 
         include!("actions.hpp");

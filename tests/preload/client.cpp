@@ -378,7 +378,8 @@ void retitled() {
     copies();
 }
 
-/// Batches reach the driver in every form: this one runs no kernels, so mpgpu refuses them.
+/// Tests that batched copies of every form arrive. The fake driver runs no kernels, so that mpgpu rejects the batches
+/// and the interposer passes them to the driver.
 void batches() {
     constexpr std::size_t count = 64;
     constexpr std::size_t bytes = 4096;
@@ -400,7 +401,7 @@ void batches() {
         std::size_t first = 0;
         check(call(dst.data(), src.data(), sizes.data(), count, &how, &first, std::size_t{1}) == 0, "a batch");
         synchronize(stream);
-        check(equal(gpu, host, count * bytes), "a batch's bytes arrive");
+        check(equal(gpu, host, count * bytes), "the bytes of a batch arrive");
     };
     const auto old_form = [stream](auto function) {
         return [function, stream](auto... arguments) {

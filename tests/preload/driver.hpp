@@ -22,7 +22,7 @@ struct CUipcMemHandle {
     std::array<std::uint8_t, 64> bytes;
 };
 
-/// `CUmemcpyAttributes`.
+/// Attributes of consecutive copies of a batch, `CUmemcpyAttributes`.
 struct batch_attributes {
     int source_access;
     std::array<int, 4> locations;

@@ -1,4 +1,5 @@
-//! Copies of many pieces without a plan: random lists on the host backend, every byte of all memory compared; refusals.
+//! Tests copies of many pieces without a plan on the host backend: random lists, after which every byte of all memory is compared, and
+//! invalid arguments.
 
 use crate::common::{Random, is_long, setting};
 use mpgpu_backend::{Completion, Report, Segment, StreamHandle};
@@ -7,7 +8,7 @@ use mpgpu_core::topology::{DeviceId, Machine, load};
 use mpgpu_devices::host::HostBackend;
 use std::sync::Arc;
 
-/// Memory of one device, with what it should hold.
+/// Memory of one device, with its expected content.
 struct Area {
     address: u64,
     expected: Vec<u8>,
@@ -17,13 +18,13 @@ impl Area {
     fn new(context: &Context, device: DeviceId, bytes: usize, random: &mut Random) -> Area {
         let expected: Vec<u8> = (0..bytes).map(|_| random.next() as u8).collect();
         let address = context.allocate(device, bytes as u64).expect("memory");
-        // SAFETY: newly allocated with so many bytes.
+        // SAFETY: The memory was just allocated with this size.
         unsafe { std::ptr::copy_nonoverlapping(expected.as_ptr(), address as *mut u8, bytes) };
         Area { address, expected }
     }
 
     fn actual(&self) -> &[u8] {
-        // SAFETY: allocated with this length, and all work that writes to it has finished.
+        // SAFETY: The memory was allocated with this size, and all work that writes to it has finished.
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.expected.len()) }
     }
 }
@@ -55,7 +56,7 @@ impl Node {
     }
 }
 
-/// A list of indices, wide or narrow, in host memory or in memory of a GPU.
+/// Index list with 32-bit or 64-bit indices, in host memory or in memory of a GPU.
 struct Index {
     values: Vec<u64>,
     narrow: Vec<u32>,
@@ -72,7 +73,7 @@ impl Index {
         };
         let device = on_gpu.then(|| {
             let address = node.context.allocate(DeviceId::gpu(1), bytes.len().max(1) as u64).expect("memory");
-            // SAFETY: newly allocated with so many bytes.
+            // SAFETY: The memory was just allocated with this size.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
             Area { address, expected: bytes }
         });
@@ -88,7 +89,7 @@ impl Index {
     }
 }
 
-/// Different numbers below `most`, in random order.
+/// Returns `count` different numbers below `most` in random order.
 fn different(count: u64, most: u64, random: &mut Random) -> Vec<u64> {
     let mut all: Vec<u64> = (0..most).collect();
     for at in 0..count as usize {
@@ -98,7 +99,7 @@ fn different(count: u64, most: u64, random: &mut Random) -> Vec<u64> {
     all
 }
 
-/// One random block copy, on areas that are made anew now and then.
+/// Runs a random block copy between newly allocated areas and checks every byte. Returns the number of blocks that were copied.
 fn random_blocks(node: &Node, random: &mut Random) -> u64 {
     let bytes = [1, 3, 15, 16, 64, 200, 1024, 4096, 40_000][random.below(9) as usize] + random.below(3);
     let (layers, most) = (1 + random.below(3), 1 + random.below(40));
@@ -114,7 +115,7 @@ fn random_blocks(node: &Node, random: &mut Random) -> u64 {
     let src: Vec<Area> = (0..layers).map(|_| area(blocks[1], strides[1], random)).collect();
     let width = if random.chance(50) { 4 } else { 8 };
     let targets = different(count, blocks[0], random);
-    // Sources may repeat.
+    // The list of sources may contain a block several times.
     let sources: Vec<u64> = (0..count).map(|_| random.below(blocks[1])).collect();
     let (in_order, on_gpu) = (random.chance(20), random.chance(50));
     let targets: Vec<u64> = if in_order { (0..count).collect() } else { targets };
@@ -143,7 +144,7 @@ fn random_blocks(node: &Node, random: &mut Random) -> u64 {
     count * layers
 }
 
-/// One random list of pieces of any sizes between a few areas.
+/// Copies a random list of pieces between newly allocated areas and checks every byte. Returns the number of pieces.
 fn random_pieces(node: &Node, random: &mut Random) -> u64 {
     let devices = [DeviceId::HOST, DeviceId::gpu(0), DeviceId::gpu(1)];
     let most = 1 + random.below(5000);
@@ -154,7 +155,7 @@ fn random_pieces(node: &Node, random: &mut Random) -> u64 {
     let mut free = [0_u64; 3];
     for _ in 0..count {
         let bytes = if random.chance(30) { random.below(16) } else { random.below(most + 1) };
-        // Even areas are read, odd ones are written.
+        // Areas with even numbers are sources, areas with odd numbers are destinations.
         let (from, to) = (2 * random.below(3) as usize, 2 * random.below(3) as usize + 1);
         let (src, dst) = (random.below(room as u64 - bytes), free[to / 2] + random.below(20));
         free[to / 2] = dst + bytes;
@@ -186,7 +187,7 @@ fn random_lists_copy_what_they_name_and_nothing_else() {
     println!("TEST_SEED={seed}: {pieces} pieces in {lists} lists");
 }
 
-/// A request of one layer for 4 blocks of 16 bytes.
+/// Returns a request to copy 4 blocks of 16 bytes in one layer.
 fn small<'a>(to: &'a [u64], from: &'a [u64]) -> BlockRequest<'a> {
     let arrays = |arrays| BlockArrays { arrays, stride: 0, blocks: 4, index: 0 };
     BlockRequest { dst: arrays(to), src: arrays(from), index_bytes: 8, count: 4, bytes: 16 }

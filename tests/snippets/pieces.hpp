@@ -1,4 +1,4 @@
-// Names that docs/guide/pieces.md leaves out.
+// Names that docs/guide/pieces.md omits.
 #include <mpgpu/mpgpu.hpp>
 
 #include <cstddef>
@@ -11,4 +11,11 @@ extern std::vector<mpgpu::event> computed;
 extern const std::vector<float *> host_layers;
 extern const std::vector<const float *> gpu_layers;
 extern const std::size_t host_pages, gpu_pages, page_elements, layers;
-extern const std::vector<std::uint32_t> free_slots, evicted;
+extern const mpgpu::array_view<const std::uint32_t> free_slots, evicted;
+
+struct expert {
+    void *on_gpu;
+    const void *in_host_memory;
+    std::uint64_t bytes;
+};
+extern const std::vector<expert> selected;

@@ -1,8 +1,9 @@
-//! Copies of many pieces by one kernel of few blocks, without a plan.
+//! Copies many pieces without a plan, by one kernel with few thread blocks.
 //!
-//! A list in host memory is copied into pinned memory of the library before the call returns. The kernel reads a short list there;
-//! a long one is copied to the GPU first, in the same stream, because a group of the kernel waits for each of its indices that it
-//! reads over the link. Blocks of both kinds of memory are kept, and used again when the copy that read them has finished.
+//! A list in host memory is copied to pinned memory of the library before the call returns. The kernel reads a short list from the pinned
+//! memory. A long list is first copied to GPU memory in the same stream, because a group of lanes of the kernel waits for each list entry
+//! that it reads over the link. A list block consists of the pinned memory and the GPU memory for one list. It is kept, and reused after
+//! the copy that reads the list has finished.
 
 use super::completion::Finished;
 use super::device::{Mark, Primary};
@@ -22,39 +23,41 @@ use std::ops::Range;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::{Arc, Mutex};
 
-/// Pieces that a group reads over the link, one after the other, in the time that a copy of the list to the GPU takes to start (7 us; a
-/// read takes about 1 us). One H200.
+/// Number of list entries that a group of lanes reads over the link, one after another, in the time that a copy of the list to the GPU
+/// needs to start. The copy starts after 7 us, and a read takes about 1 us (one H200).
 const READS_PER_COPY: u64 = 8;
-/// Bytes in front of a list: the two words that report an index.
+/// Size of the report that precedes a list in pinned memory, bytes. The report has two words, which the kernel sets if it finds an index
+/// out of range.
 const REPORT_BYTES: u64 = 64;
-/// Lists in use at once for each GPU.
+/// Maximum number of list blocks for each GPU.
 const MOST_LISTS: usize = 1024;
 
-/// Memory for lists, by GPU.
+/// List blocks of all GPUs that no call is using. The copies that read their lists may still be in flight.
 #[derive(Debug, Default)]
 pub(super) struct Lists(Mutex<Vec<ListBlock>>);
 
-/// Memory for one list.
+/// List block: memory for one list.
 #[derive(Debug)]
 struct ListBlock {
     gpu: usize,
-    /// Pinned memory: a report, and the list.
+    /// Address of pinned memory for the report and the list.
     host: u64,
-    /// Memory of the GPU for the list.
+    /// Address of GPU memory for the list.
     device: u64,
+    /// Maximum size of the list, bytes.
     bytes: u64,
     last: Option<LastUse>,
 }
 
-/// The copy that reads a list.
+/// Last copy that reads a list.
 #[derive(Debug)]
 struct LastUse {
     mark: Mark,
-    /// Of one that may report an index.
+    /// Verdict of the copy if its kernel checks indices.
     verdict: Option<Arc<Verdict>>,
 }
 
-/// A call on its way to the driver.
+/// Parameters of the kernel launches of one call.
 struct PieceLaunch<'a> {
     primary: &'a Primary,
     kernel: &'a Kernel,
@@ -65,7 +68,7 @@ struct PieceLaunch<'a> {
 }
 
 impl Core {
-    /// See [`copy_pieces`](crate::backend::Backend::copy_pieces).
+    /// Implements [`copy_pieces`](crate::backend::Backend::copy_pieces).
     pub fn copy_pieces(
         self: &Arc<Core>,
         stream: StreamHandle,
@@ -77,7 +80,7 @@ impl Core {
         let primary = self.gpus.peered(found.gpu)?;
         let _current = primary.enter()?;
         let Some(kernel) = primary.kernel() else {
-            return Err(BackendError::NotSupported(format!("the driver could not load the copy kernel of GPU {}; see the log", found.gpu)));
+            return Err(BackendError::NotSupported(format!("the driver could not load the copy kernel of GPU {}: see the log", found.gpu)));
         };
         let writes_host = self.reach_of_pieces(found.gpu, pieces)?;
         let is_capturing = found.is_capturing.map_or_else(|| self.gpus.driver.is_capturing(handle(stream.0)), Ok)?;
@@ -116,8 +119,8 @@ impl Core {
         }
         if is_capturing {
             return Err(BackendError::NotSupported(
-                "the stream is being captured, and a graph cannot keep a list of host memory, nor report an index: capture blocks in order \
-                 alone, or copy outside of the capture"
+                "the stream is being captured, and a graph can contain neither a list of pieces nor an index list: capture only copies of \
+                 blocks without index lists, or enqueue the copy outside of the capture"
                     .into(),
             ));
         }
@@ -142,7 +145,8 @@ impl Core {
         };
         let marked = enqueued.and_then(|()| launch.primary.record(launch.stream.0)).inspect_err(|_| {
             let _outside = OutsideCapture::enter(driver);
-            // SAFETY: the caller's stream. Whoever gets the error may free its memory, and the list is used again.
+            // SAFETY: The handle is the caller's stream. The wait is necessary because after an error the caller may free the memory, and
+            // the list block is reused.
             unsafe { (driver.cuStreamSynchronize)(handle(launch.stream.0)) };
         });
         let done = marked.map(|mark| block.last = Some(LastUse { mark, verdict: verdict.clone() }));
@@ -150,7 +154,7 @@ impl Core {
         done.map(|()| verdict)
     }
 
-    /// True if an end lies in host memory that the pieces write. An error if the GPU does not reach an end.
+    /// Returns true if the pieces write host memory. Returns an error if kernels of the GPU cannot access an end or an index list.
     fn reach_of_pieces(&self, gpu: usize, pieces: &Pieces<'_>) -> Result<bool, BackendError> {
         let mut known = KnownRanges::default();
         let mut writes_host = false;
@@ -178,12 +182,13 @@ impl Core {
     }
 }
 
-/// Ranges whose reach was asked for in this call, the latest first.
+/// Ranges that kernels of the GPU can access, as determined during one call. Each entry has a flag that is true for host memory. A look-up
+/// that finds a range moves it to the front.
 #[derive(Default)]
 struct KnownRanges(Vec<(Range<u64>, bool)>);
 
 impl KnownRanges {
-    /// True for host memory. An error if kernels of the GPU do not reach it.
+    /// Returns true for host memory. Returns an error if kernels of the GPU cannot access the range.
     fn is_host(&mut self, core: &Core, gpu: usize, address: u64, bytes: u64) -> Result<bool, BackendError> {
         let end = address.saturating_add(bytes);
         if let Some(at) = self.0.iter().position(|(range, _)| range.start <= address && end <= range.end) {
@@ -193,8 +198,8 @@ impl KnownRanges {
         let attributes = core.gpus.attributes(address)?;
         if !core.kernel_reaches(gpu, address, bytes, &attributes)? {
             return Err(BackendError::NotSupported(format!(
-                "GPU {gpu} does not reach {address:#x} ({bytes} bytes): pageable host memory, or memory of a GPU without peer access; allocate \
-                 or register host memory as pinned, or use a plan"
+                "GPU {gpu} cannot access {address:#x} ({bytes} bytes), which is pageable host memory or memory of a GPU without peer \
+                 access: register the host memory as pinned memory, or use a plan"
             )));
         }
         let is_host = !attributes.is_device();
@@ -203,7 +208,7 @@ impl KnownRanges {
     }
 }
 
-/// Bytes of what of a list lies in host memory.
+/// Returns the size of the lists in host memory, bytes, as they are stored in a list block.
 fn list_bytes(pieces: &Pieces<'_>) -> u64 {
     let of = |end: &BlockEnd<'_>| match end.indices {
         Indices::Narrow(indices) => size_of_val(indices).next_multiple_of(16) as u64,
@@ -216,7 +221,8 @@ fn list_bytes(pieces: &Pieces<'_>) -> u64 {
     }
 }
 
-/// The argument of a block copy without its layers. `base` is where its indices lie, `report` where one is reported.
+/// Creates the kernel argument of a block copy, without layers. `base` is the address of the index lists that were in host memory, and
+/// `report` is the address of the report.
 fn block_list(copy: &BlockCopy<'_>, base: u64, report: u64) -> BlockList {
     let dst = ListEnd::new(&copy.dst, base);
     let own = match copy.dst.indices {
@@ -228,19 +234,21 @@ fn block_list(copy: &BlockCopy<'_>, base: u64, report: u64) -> BlockList {
 }
 
 impl PieceLaunch<'_> {
-    /// Launches the kernel, once for as many layers as an argument holds.
+    /// Launches the kernel once for each [`LAYERS_PER_LAUNCH`] layers.
     fn blocks_of(&self, driver: &Driver, list: &BlockList, layers: &[Endpoints]) -> Result<(), BackendError> {
         layers.chunks(LAYERS_PER_LAUNCH).try_for_each(|layers| self.list(driver, &list.with_layers(layers)))
     }
 
     fn list(&self, driver: &Driver, list: &BlockList) -> Result<(), BackendError> {
-        // SAFETY: the GPU reaches all ends, as `reach_of_pieces` has found, and indices are compared with the number of blocks.
+        // SAFETY: `reach_of_pieces` has checked that the GPU can access all ends. The kernel does not use an index without comparing it
+        // with the number of blocks.
         unsafe { self.kernel.copy_blocks(driver, list, self.blocks, handle(self.stream.0)) }
     }
 }
 
 impl Lists {
-    /// A block with room for so many bytes, which no copy reads any more. The GPU's context is current.
+    /// Removes and returns a list block for at least `bytes` bytes that no copy reads any more. Allocates one if there is none. The GPU's
+    /// context must be current.
     fn take(&self, gpus: &Gpus, gpu: usize, bytes: u64) -> Result<ListBlock, BackendError> {
         let fits = |block: &ListBlock| block.gpu == gpu && block.bytes >= bytes;
         {
@@ -252,18 +260,19 @@ impl Lists {
             }
             if blocks.iter().filter(|block| block.gpu == gpu).count() >= MOST_LISTS {
                 return Err(BackendError::NotSupported(format!(
-                    "{MOST_LISTS} copies of pieces are in flight on GPU {gpu}: wait for some of them first"
+                    "{MOST_LISTS} copies of pieces are in flight on GPU {gpu}: wait until some of them have finished"
                 )));
             }
         }
         ListBlock::new(gpus, gpu, bytes.next_power_of_two().max(64 << 10))
     }
 
+    /// Adds a list block, so that later calls can reuse it.
     fn give_back(&self, block: ListBlock) {
         lock(&self.0).push(block);
     }
 
-    /// Frees all memory. All work has finished.
+    /// Frees all list blocks. All work that uses them must have finished.
     pub fn release(&self, gpus: &Gpus) {
         for block in std::mem::take(&mut *lock(&self.0)) {
             block.settle_last();
@@ -271,9 +280,9 @@ impl Lists {
                 && !primary.is_lost()
             {
                 let _current = primary.enter();
-                // SAFETY: allocated in `ListBlock::new`; nothing reads them any more.
+                // SAFETY: `ListBlock::new` allocated the memory. No enqueued work uses it any more.
                 unsafe { (gpus.driver.cuMemFreeHost)(handle(block.host as usize)) };
-                // SAFETY: as above.
+                // SAFETY: `ListBlock::new` allocated the memory. No enqueued work uses it any more.
                 unsafe { (gpus.driver.cuMemFree)(block.device) };
             }
         }
@@ -285,12 +294,12 @@ impl ListBlock {
         const PORTABLE: u32 = 1;
         let _outside = OutsideCapture::enter(gpus.driver);
         let (mut host, mut device): (*mut c_void, u64) = (std::ptr::null_mut(), 0);
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(gpus.driver, cuMemHostAlloc(&mut host, (REPORT_BYTES + bytes) as usize, PORTABLE)) }?;
-        // SAFETY: as above.
+        // SAFETY: The driver writes to a variable that outlives the call.
         let allocated = unsafe { call!(gpus.driver, cuMemAlloc(&mut device, bytes as usize)) };
         if let Err(error) = allocated {
-            // SAFETY: allocated above.
+            // SAFETY: The memory was allocated above, and no work uses it.
             unsafe { (gpus.driver.cuMemFreeHost)(host) };
             return Err(error);
         }
@@ -298,14 +307,14 @@ impl ListBlock {
         Ok(ListBlock { gpu, host, device, bytes, last: None })
     }
 
-    /// True if the copy that read the list last has finished.
+    /// Returns true if the last copy that reads the list has finished.
     fn is_idle(&self, driver: &'static Driver) -> bool {
         let _outside = OutsideCapture::enter(driver);
-        // SAFETY: an event of ours, which was recorded.
+        // SAFETY: The event belongs to this backend and has been recorded.
         self.last.as_ref().is_none_or(|last| unsafe { (driver.cuEventQuery)(last.mark.event()) } != code::NOT_READY)
     }
 
-    /// Reads the report of the last copy before the words are used again.
+    /// Reads the report of the last copy, so that the list block can be reused.
     fn settle(&mut self) {
         self.settle_last();
         self.last = None;
@@ -317,13 +326,13 @@ impl ListBlock {
         }
     }
 
-    /// Clears the report and copies what lies in host memory behind it.
+    /// Clears the report, and copies the lists in host memory to the pinned memory after the report.
     fn fill(&self, pieces: &Pieces<'_>) {
-        // SAFETY: pinned memory of this block, which no copy uses.
+        // SAFETY: The pinned memory belongs to this list block, which no copy uses.
         unsafe { with_exposed_provenance_mut::<[u64; 2]>(self.host as usize).write_volatile([0; 2]) };
         let mut at = self.host + REPORT_BYTES;
         let mut put = |address: *const u8, bytes: usize| {
-            // SAFETY: `list_bytes` has counted the same bytes, for which the block has room.
+            // SAFETY: The list block is large enough, because `list_bytes` computed the size of the same lists.
             unsafe { with_exposed_provenance_mut::<u8>(at as usize).copy_from_nonoverlapping(address, bytes) };
             at += bytes.next_multiple_of(16) as u64;
         };
@@ -341,7 +350,8 @@ impl ListBlock {
         }
     }
 
-    /// The address at which the kernel reads the list: here, or in the GPU's memory after a copy in the same stream.
+    /// Returns the address from which the kernel reads the list: an address in pinned memory for a short list, and in GPU memory for a long
+    /// list. Enqueues the copy of a long list to GPU memory.
     fn reachable(&self, driver: &Driver, launch: &PieceLaunch<'_>, pieces: &Pieces<'_>, bytes: u64) -> Result<u64, BackendError> {
         let (count, longest) = match pieces {
             Pieces::Listed(segments) => (segments.len() as u64, segments.iter().map(|segment| segment.bytes).max().unwrap_or(0)),
@@ -352,17 +362,18 @@ impl ListBlock {
         if bytes == 0 || count <= READS_PER_COPY * groups {
             return Ok(host);
         }
-        // SAFETY: both have room for so many bytes, and are this copy's alone.
+        // SAFETY: Both memory areas have at least `bytes` bytes, and no other copy uses them.
         unsafe { call!(driver, cuMemcpyAsync(self.device, host, bytes as usize, handle(launch.stream.0))) }?;
         Ok(self.device)
     }
 }
 
 impl Verdict {
-    /// The verdict on a copy whose kernel reports an index out of range at `report`.
+    /// Creates the verdict of a copy whose kernel writes an index out of range to the report at address `report`. `blocks` contains the
+    /// numbers of blocks of the destination and source arrays.
     fn of_report(report: u64, blocks: (u64, u64)) -> Verdict {
         Verdict::read_by(move || {
-            // SAFETY: pinned memory, which is not used again before the verdict has been settled.
+            // SAFETY: The report is in pinned memory, which is not reused or freed before the verdict has been settled.
             let words = unsafe { with_exposed_provenance::<[u64; 2]>(report as usize).read_volatile() };
             (words[0] != 0).then(|| index_out_of_range(words, blocks))
         })

@@ -16,37 +16,40 @@ use std::sync::{Arc, Mutex};
 
 const BLOCK: u64 = 4 << 20;
 
-/// Function that reads the error of an execution from memory which a kernel writes.
+/// Function that reads the error of an execution from memory that a kernel has written. Returns `None` if there is no error.
 type Reader = Box<dyn Fn() -> Option<BackendError> + Send>;
 
-/// Result of checks that are made while an execution runs: the first error, or `None` if there was no error.
+/// Result of checks that are made while an execution runs.
 #[derive(Default)]
 pub(super) struct Verdict {
+    /// First error, or `None` if no error has been recorded.
     found: Mutex<Option<BackendError>>,
-    /// Reads the error if no host function notes it.
+    /// Function that reads the error after the execution, for checks that a kernel makes. `None` if host functions record the errors, or
+    /// after the error has been read.
     reader: Mutex<Option<Reader>>,
 }
 
 impl Verdict {
-    /// The verdict that `read` gives once the execution has finished.
+    /// Creates a verdict that calls `read` once, after the execution has finished.
     pub fn read_by(read: impl Fn() -> Option<BackendError> + Send + 'static) -> Verdict {
         Verdict { found: Mutex::default(), reader: Mutex::new(Some(Box::new(read))) }
     }
 
-    /// The error, if there is one. The execution has finished.
+    /// Returns the first error, if any. The execution must have finished.
     pub fn result(&self) -> Result<(), BackendError> {
         self.settle();
         lock(&self.found).clone().map_or(Ok(()), Err)
     }
 
-    /// Reads the error for the last time. The execution has finished.
+    /// Reads the error with the reader, if there is one, and removes the reader. Its memory is not read again. The execution must have
+    /// finished.
     pub fn settle(&self) {
         if let Some(error) = lock(&self.reader).take().and_then(|read| read()) {
             self.note(error);
         }
     }
 
-    /// Records an error of the comparison, unless an earlier error was recorded.
+    /// Logs an error. Records it, unless an earlier error was recorded.
     pub fn note(&self, error: BackendError) {
         log::error!("{error}");
         lock(&self.found).get_or_insert(error);

@@ -1,18 +1,18 @@
-//! Copies of many pieces, by the CPU build of the GPU's kernel.
+//! Copies many pieces without a plan, by the CPU build of the GPU's kernel.
 
 use crate::backend::{BackendError, BlockEnd, Endpoints, Indices, Pieces, index_out_of_range};
 use crate::block_list::{BlockList, LAYERS_PER_LAUNCH, ListEnd};
 use crate::bridge::{Segment, copy_blocks_on_cpu};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A list as a stream keeps it until its copy has run.
+/// Copy of pieces in a stream. Owns its lists, because the caller may free them after the call.
 #[derive(Debug)]
 pub(super) enum PieceWork {
     Listed(Box<[Segment]>),
     Blocks(Box<OwnedBlocks>),
 }
 
-/// A block copy with indices of its own.
+/// Block copy with copies of its index lists.
 #[derive(Debug)]
 pub(super) struct OwnedBlocks {
     layers: Box<[Endpoints]>,
@@ -20,7 +20,7 @@ pub(super) struct OwnedBlocks {
     src: OwnedEnd,
     count: u64,
     bytes: u64,
-    /// Words in which the kernel reports an index out of range.
+    /// Report of an index out of range, which the kernel writes.
     report: [AtomicU64; 2],
 }
 
@@ -62,7 +62,7 @@ impl OwnedEnd {
 }
 
 impl PieceWork {
-    /// The list of a call, which is read here.
+    /// Creates the work for a call. Copies the lists in host memory.
     pub fn new(pieces: &Pieces<'_>) -> PieceWork {
         match pieces {
             Pieces::Listed(segments) => PieceWork::Listed((*segments).into()),
@@ -77,7 +77,7 @@ impl PieceWork {
         }
     }
 
-    /// Copies all pieces, on the calling thread.
+    /// Copies all pieces on the calling thread. Returns an error if an index is out of range.
     pub fn run(&self) -> Result<(), BackendError> {
         match self {
             PieceWork::Listed(segments) => {
@@ -86,7 +86,7 @@ impl PieceWork {
                     count: segments.len() as u64,
                     ..BlockList::of(segments.iter().map(|segment| segment.bytes).max().unwrap_or(0))
                 };
-                // SAFETY: the contexts' layer has found all ends in memory, for which the caller vouches until completion.
+                // SAFETY: The context has checked that all ends are in known memory, which the caller keeps valid until completion.
                 unsafe { copy_blocks_on_cpu(&list, 1, 1) };
                 Ok(())
             }
@@ -105,8 +105,8 @@ impl OwnedBlocks {
             ..BlockList::of(self.bytes)
         };
         for layers in self.layers.chunks(LAYERS_PER_LAUNCH) {
-            // SAFETY: as above; indices are those of this list, or lie in memory for which the caller vouches, and are compared with the
-            // number of blocks before they are used.
+            // SAFETY: The context has checked that all ends are in known memory, which the caller keeps valid until completion. Index lists
+            // are either in such memory or owned by this object. No index is used before it is compared with the number of blocks.
             unsafe { copy_blocks_on_cpu(&shared.with_layers(layers), 1, 1) };
         }
         let words = [0, 1].map(|at| self.report[at].load(Ordering::Relaxed));

@@ -1,4 +1,5 @@
-//! Copies of many pieces on the double of the driver: which launches and copies they make, and that lists are used again.
+//! Tests copies of many pieces on the test double of the driver: the number of launches and copies, the reuse of list memory, errors of
+//! index lists, and capture.
 
 use super::double::{self, node};
 use super::prepared;
@@ -14,17 +15,17 @@ fn context() -> Context {
     prepared::context_with(double::whole(), |config| Config { adapt: false, ..config })
 }
 
-/// Memory of a device that holds a pattern.
+/// Allocates memory on a device and fills it with a pattern. Returns its address.
 fn memory(context: &Context, device: DeviceId, bytes: usize, seed: u8) -> u64 {
     let address = context.allocate(device, bytes as u64).expect("memory");
-    // SAFETY: newly allocated; the double's memory is that of this process.
+    // SAFETY: The memory was just allocated. Device memory of the test double is memory of this process.
     let bytes = unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(address as usize), bytes) };
     bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = ((at * 31) >> 3) as u8 ^ seed);
     address
 }
 
 fn content(address: u64, bytes: usize) -> Vec<u8> {
-    // SAFETY: allocated with so many bytes, and nothing writes there now.
+    // SAFETY: The memory was allocated with at least this size, and no work that writes to it is in flight.
     unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(address as usize), bytes) }.to_vec()
 }
 
@@ -32,7 +33,7 @@ fn stream(context: &Context) -> StreamHandle {
     context.create_stream(GPU0).expect("a stream")
 }
 
-/// A request for 16-byte blocks of one layer.
+/// Returns a request to copy `count` blocks of 16 bytes in one layer. `index` is the address of the source's index list.
 fn blocks<'a>(to: &'a [u64], from: &'a [u64], count: u64, index: u64) -> BlockRequest<'a> {
     BlockRequest {
         dst: BlockArrays { arrays: to, stride: 0, blocks: count, index: 0 },
@@ -49,7 +50,7 @@ fn a_short_list_is_read_in_place_and_a_long_one_is_copied_to_the_gpu_first() {
     let stream = stream(&context);
     const MOST: usize = 40_000;
     let (dst, src) = (memory(&context, GPU0, 16 * MOST, 1), memory(&context, DeviceId::HOST, 16 * MOST, 2));
-    // Four blocks of 1024 lanes are 4096 groups of one lane; each reads up to eight indices in place.
+    // Four thread blocks of 1024 lanes are 4096 groups of one lane. Each group reads at most eight indices from pinned memory.
     for (count, copies) in [(100, 0), (32_768, 0), (32_769, 1), (40_000, 1)] {
         let order: Vec<u32> = (0..count).rev().collect();
         let before = ["cuLaunchKernel", "cuMemcpyAsync"].map(double::calls);
@@ -99,7 +100,7 @@ fn an_index_that_the_kernel_finds_out_of_range_is_reported_by_the_completion_and
     let stream = stream(&context);
     let (dst, src) = (memory(&context, GPU0, 64, 7), memory(&context, DeviceId::HOST, 64, 8));
     let index = memory(&context, GPU0, 16, 0);
-    // SAFETY: four words of memory that was just allocated.
+    // SAFETY: The memory was just allocated with the size of four indices.
     unsafe { with_exposed_provenance_mut::<[u32; 4]>(index as usize).write([3, 2, 77, 0]) };
     let request = blocks(std::slice::from_ref(&dst), std::slice::from_ref(&src), 4, index);
     let done = context.copy_blocks(&request, PieceOptions::default(), stream, Report::End).expect("enqueued").expect("a completion");
