@@ -55,6 +55,8 @@ struct BlockList {
     BlockEnd src;
     // Address of a list of `Segment`, which replaces layers and ends, or 0.
     uint64_t pieces;
+    // Position of the first entry of the lists that this launch copies.
+    uint64_t first;
     // Number of blocks per layer, or number of pieces.
     uint64_t count;
     // Size in bytes of a block, or of the longest piece.
@@ -98,7 +100,7 @@ MPGPU_HD inline Chunk chunk_of(const BlockList &list, uint64_t chunks, uint64_t 
     const uint64_t piece = chunks == 1 ? number : number / chunks;
     chunk.offset = (number - piece * chunks) << kChunkShift;
     chunk.layer = static_cast<uint32_t>(list.layer_count == 1 ? 0 : piece / list.count);
-    chunk.position = piece - chunk.layer * list.count;
+    chunk.position = list.first + piece - chunk.layer * list.count;
     if (list.pieces != 0) {
         chunk.piece = reinterpret_cast<const Segment *>(static_cast<uintptr_t>(list.pieces))[chunk.position];
         chunk.dst_block = chunk.src_block = 0;

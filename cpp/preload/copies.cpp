@@ -175,10 +175,14 @@ outcome known_reason(int dst, int src, std::size_t bytes) {
     return is_none ? outcome::no_gain : outcome::count;
 }
 
+/// Returns the mask of the GPUs that may forward data. An explicit MPGPU_RELAY_GPUS takes precedence.
+std::uint64_t relay_mask() {
+    return asked().names_relays || allowed_gpus() == every_gpu ? 0 : allowed_gpus() | MP_RELAY_NONE;
+}
+
 mp_plan_options_t plan_options() {
     mp_plan_options_t options = MP_PLAN_OPTIONS_INIT;
-    // An explicit MPGPU_RELAY_GPUS takes precedence.
-    options.relay_gpus = asked().names_relays || allowed_gpus() == every_gpu ? 0 : allowed_gpus() | MP_RELAY_NONE;
+    options.relay_gpus = relay_mask();
     return options;
 }
 
@@ -672,7 +676,7 @@ bool is_being_captured(stream in) {
     return is_capturing(in);
 }
 
-bool with_context(const std::function<bool(mp_context *)> &work) {
+bool with_context(const std::function<bool(mp_context *, std::uint64_t)> &work) {
     if (is_inside) {
         return false;
     }
@@ -681,7 +685,7 @@ bool with_context(const std::function<bool(mp_context *)> &work) {
     if (now == stage::idle) {
         prepare();
     }
-    return now == stage::ready && work(mpgpu_context);
+    return now == stage::ready && work(mpgpu_context, relay_mask());
 }
 
 bool is_in_use() noexcept {

@@ -22,9 +22,10 @@ bool take(device_pointer dst, device_pointer src, std::size_t bytes, stream in) 
 /// seconds.
 void prepare_early() noexcept;
 
-/// Calls `work` with mpgpu's context and returns its result. If there is no context yet, it returns false, and a
-/// separate thread creates the context for later calls. The interposer does not accelerate copies that `work` makes.
-bool with_context(const std::function<bool(mp_context *)> &work);
+/// Calls `work` with mpgpu's context and the mask of the GPUs that may forward data, and returns its result. If there
+/// is no context yet, it returns false, and a separate thread creates the context for later calls. The interposer does
+/// not accelerate copies that `work` makes.
+bool with_context(const std::function<bool(mp_context *, std::uint64_t)> &work);
 
 /// True if `in` is being captured into a graph.
 bool is_being_captured(stream in);

@@ -709,57 +709,70 @@ typedef struct {
     uint8_t bytes[64];
 } mp_message_descriptor_t;
 
-/// Blocks of one size in arrays, which index lists name: pages of a key-value cache, rows of a table. Initialise with
-/// `MP_BLOCKS_INIT`.
+/// Description of a block copy: arrays of blocks of equal size, and index lists that select the blocks to copy.
+/// Blocks are, for example, pages of a key-value cache or rows of a table. A layer is a pair of a destination array
+/// and a source array. Initialise with `MP_BLOCKS_INIT`.
 typedef struct {
-    /// `sizeof(mp_blocks_t)`.
+    /// Size of this struct, bytes. `MP_BLOCKS_INIT` sets it.
     size_t size;
-    /// First bytes of the destination arrays, `layers` of them.
+    /// Addresses of the destination arrays. The array has `layers` elements.
     void *const *dst;
-    /// First bytes of the source arrays, `layers` of them.
+    /// Addresses of the source arrays. The array has `layers` elements.
     const void *const *src;
-    /// Pairs of arrays. The same blocks of each pair are copied.
+    /// Number of layers. The same blocks are copied in each layer.
     uint64_t layers;
-    /// Bytes of a block.
+    /// Size of a block, bytes.
     uint64_t block_bytes;
-    /// Blocks to copy in each layer.
+    /// Number of blocks to copy in each layer.
     uint64_t count;
-    /// Bytes from one block of a destination array to the next; 0 for `block_bytes`.
+    /// Distance between the starts of two consecutive blocks of a destination array, bytes. 0 selects `block_bytes`.
     uint64_t dst_stride;
-    /// Bytes from one block of a source array to the next; 0 for `block_bytes`.
+    /// Distance between the starts of two consecutive blocks of a source array, bytes. 0 selects `block_bytes`.
     uint64_t src_stride;
-    /// Blocks of each destination array. Indices are compared with it.
+    /// Number of blocks of each destination array. Indices of destination blocks must be smaller.
     uint64_t dst_blocks;
-    /// Blocks of each source array. Indices are compared with it.
+    /// Number of blocks of each source array. Indices of source blocks must be smaller.
     uint64_t src_blocks;
-    /// `count` indices of destination blocks, unsigned, in host memory or in memory of a GPU; NULL for blocks 0 to `count` - 1.
+    /// Address of the index list of the destination: `count` unsigned integers in host memory or in memory of a GPU.
+    /// NULL selects blocks 0 to `count` - 1.
     const void *dst_index;
-    /// `count` indices of source blocks, likewise.
+    /// Address of the index list of the source: `count` unsigned integers in host memory or in memory of a GPU. NULL
+    /// selects blocks 0 to `count` - 1.
     const void *src_index;
-    /// Bytes of an index, 4 or 8.
+    /// Size of an index in both lists, bytes: 4 or 8. Each list must be aligned to this size.
     uint32_t index_bytes;
     /// Must be 0.
     uint32_t reserved;
 } mp_blocks_t;
 
-/// Bounds of a copy of pieces. Initialise with `MP_PIECE_OPTIONS_INIT`; a field that is 0 takes what the environment says.
+/// Options of a copy of pieces. Initialise with `MP_PIECE_OPTIONS_INIT`. A field with the value 0 selects the
+/// default.
 typedef struct {
-    /// `sizeof(mp_piece_options_t)`.
+    /// Size of this struct, bytes. `MP_PIECE_OPTIONS_INIT` sets it.
     size_t size;
-    /// Multiprocessors that the kernel may occupy at most (`MPGPU_KERNEL_BLOCKS`). Four fill a PCIe 5 link.
+    /// Maximum number of multiprocessors that the kernel occupies. 0 selects the value of `MPGPU_KERNEL_BLOCKS`,
+    /// which is 4 by default. Four multiprocessors fill a PCIe 5 link.
     uint32_t multiprocessors;
-    /// Whether writes to host memory stay below the share of the link that `MPGPU_HOST_WRITE_PERCENT` names. A link that is
-    /// saturated with writes slows down other work of the GPU to half. On by default.
+    /// Switch for the pacing of writes to host memory, on by default. If writes are paced, each group of threads of
+    /// the kernel waits until its stores have arrived in host memory before it stores more. This bounds the bytes in
+    /// flight. Without pacing, writes saturate the link, and a saturated link slows down other work of the GPU to
+    /// about half of its speed. If the copy does not write to host memory, the switch has no effect.
     mp_switch_t paced;
+    /// Bit mask of the GPUs whose PCIe links may carry a part of a copy between host memory and another GPU. Bit `g`
+    /// represents GPU `g`. The kernel of such a GPU copies its part directly, and later work in the stream waits for
+    /// it. If the mask is not 0, the first call creates the contexts of these GPUs, which takes up to a second.
+    /// `MP_RELAY_NONE` allows no other GPU. 0 allows those of `MPGPU_RELAY_GPUS`, or, if it is not set, all GPUs whose
+    /// context the process has created.
+    uint64_t relay_gpus;
 } mp_piece_options_t;
 
-/// One piece of `mp_copy_pieces`.
+/// Piece of `mp_copy_pieces`: a contiguous range of bytes to copy.
 typedef struct {
     /// First byte of the destination.
     void *dst;
     /// First byte of the source.
     const void *src;
-    /// Number of bytes; 0 is allowed.
+    /// Size, bytes. 0 is allowed.
     uint64_t bytes;
 } mp_segment_t;
 
@@ -1924,33 +1937,55 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
                              mp_stream_t stream,
                              mp_request_t *request);
 
-/// Copies blocks of arrays in `stream` by one kernel of the stream's GPU, without a plan: another list of blocks costs
-/// no planning. It starts after all earlier work in `stream`, and later work there starts after it. Returns without waiting for
-/// the copy. `request` may be NULL.
+/// Enqueues a copy of blocks in `stream`, after all earlier work in `stream` and before all later work. Does not wait
+/// for the copy. A kernel of the stream's GPU copies the blocks, one launch for up to 120 layers. No plan is made, so
+/// a call with a new index list costs no planning. NULL `options` selects all defaults. If `request` is not NULL,
+/// `*request` receives a request for the end of the copy. May be called from any thread, but not from a host
+/// function.
 ///
-/// Block `dst_index[i]` of each destination array receives block `src_index[i]` of the source array of the same layer. Index
-/// lists in host memory are read and checked before the call returns. Lists in memory of a GPU are read when the copy runs:
-/// blocks whose index is out of range are not copied then, and `mp_wait` for the request or `mp_stream_synchronize` returns
-/// `MP_ERROR_INVALID_ARGUMENT` with the position and the index. If a destination block is listed twice, each of its bytes is that
-/// of one of the two sources. A block that is both source and destination of one call may be read before or after it is written.
+/// Block `dst_index[i]` of each destination array receives block `src_index[i]` of the source array of the same
+/// layer. If the list of destinations contains a block twice, each byte of the block comes from one of the two
+/// sources; which one is undefined. If a block is both a source and a destination of the same call, it is undefined
+/// whether the block is read before or after it is written.
 ///
-/// Arrays lie in memory of GPUs or in pinned host memory (`mp_alloc`, `mp_memory_register`, or of CUDA); both must stay
-/// allocated until the copy has run. Any thread, host functions excepted.
+/// Index lists in host memory are read and checked before the call returns. Index lists in memory of a GPU are read
+/// when the copy runs. If such a list contains an index that is out of range, the block is not copied. `mp_wait` for
+/// the request and the next `mp_stream_synchronize` for `stream` then return `MP_ERROR_INVALID_ARGUMENT`, and the
+/// text contains the position and the value of one such index.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for a field of `blocks` or `options`, with its name and value;
-/// `MP_ERROR_INVALID_POINTER` for an array that is NULL, pageable, or runs past its allocation; `MP_ERROR_NOT_SUPPORTED` where the
-/// stream's GPU does not reach an array, and for a captured stream if an index list is not NULL.
+/// The arrays are in memory of GPUs or in pinned host memory that `mp_alloc`, `mp_memory_register` or CUDA provides.
+/// Arrays, and index lists in memory of a GPU, must stay allocated until the copy has finished. `blocks`, `options`,
+/// the lists of addresses, and index lists in host memory are read during the call only.
+///
+/// Errors:
+/// - `MP_ERROR_INVALID_ARGUMENT` for an invalid field of `blocks` or `options`. The text contains its name and value.
+/// - `MP_ERROR_INVALID_POINTER` for an array that is NULL, in pageable memory, or outside its allocation, and for an
+///   index list in memory of a GPU that extends beyond its allocation.
+/// - `MP_ERROR_NOT_SUPPORTED` if the GPU cannot access an array, if the stream is being captured and an index list is
+///   not NULL, or if 1024 copies with lists are in flight on the GPU.
+/// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_OUT_OF_MEMORY`, `MP_ERROR_DRIVER`.
 mp_status_t mp_copy_blocks(mp_context_t context,
                            const mp_blocks_t *blocks,
                            const mp_piece_options_t *options,
                            mp_stream_t stream,
                            mp_request_t *request);
 
-/// Copies pieces in `stream` by one kernel of the stream's GPU, without a plan, in no particular order: no destination may
-/// overlap another piece. Otherwise as `mp_copy_blocks`. The list is read before the call returns; overlaps are not checked. For
-/// pieces that are many and small; few and large ones are for `mp_plan`. Any thread, host functions excepted.
+/// Enqueues a copy of many small pieces in `stream`, after all earlier work in `stream` and before all later work.
+/// Does not wait for the copy. One kernel of the stream's GPU copies the pieces, without a plan. For few large
+/// pieces, use `mp_plan`. NULL `options` selects all defaults. If `request` is not NULL, `*request` receives a
+/// request for the end of the copy. May be called from any thread, but not from a host function.
 ///
-/// Errors: as `mp_copy_blocks`, each naming the piece by its position.
+/// `pieces` has `count` elements, which are read during the call only. The pieces are copied in no particular order.
+/// No destination may overlap another destination or a source. Overlaps are not checked. The memory must fulfil the
+/// conditions for the arrays of `mp_copy_blocks`.
+///
+/// Errors:
+/// - `MP_ERROR_INVALID_ARGUMENT` for an invalid field of `options`, or if `pieces` is NULL and `count` is not 0.
+/// - `MP_ERROR_INVALID_POINTER` for an address that is NULL, in pageable memory, or outside its allocation. The text
+///   contains the index of the piece.
+/// - `MP_ERROR_NOT_SUPPORTED` if the GPU cannot access a piece, if the stream is being captured, or if 1024 copies
+///   with lists are in flight on the GPU.
+/// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_OUT_OF_MEMORY`, `MP_ERROR_DRIVER`.
 mp_status_t mp_copy_pieces(mp_context_t context,
                            const mp_segment_t *pieces,
                            size_t count,
@@ -1979,7 +2014,7 @@ mp_status_t mp_copy_pieces(mp_context_t context,
 /// Initial value of `mp_blocks_t`: no layers.
 #define MP_BLOCKS_INIT {sizeof(mp_blocks_t), NULL, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 8, 0}
 /// Initial value of `mp_piece_options_t`: all defaults.
-#define MP_PIECE_OPTIONS_INIT {sizeof(mp_piece_options_t), 0, MP_DEFAULT}
+#define MP_PIECE_OPTIONS_INIT {sizeof(mp_piece_options_t), 0, MP_DEFAULT, 0}
 /// Initial value of `mp_trigger_t`: all fields except `size` are 0 or NULL.
 #define MP_TRIGGER_INIT {sizeof(mp_trigger_t), NULL, NULL, NULL, NULL, 0, 0, 0, 0}
 /// Initial value of `mp_probe_options_t`: all defaults.

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <optional>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace mpgpu {
@@ -30,6 +31,10 @@ struct piece_options {
     /// stores have arrived in host memory before it stores more. Without pacing, writes saturate the link and slow down
     /// other work of the GPU.
     std::optional<bool> paced;
+    /// Bit mask of the GPUs whose PCIe links may carry a part of a copy between host memory and another GPU. Bit `g`
+    /// represents GPU `g`. `MP_RELAY_NONE` allows no GPU. 0 allows those of `MPGPU_RELAY_GPUS`, or, if it is not set,
+    /// all GPUs whose context the process has created.
+    std::uint64_t relay_gpus = 0;
 };
 
 /// Index list of a block copy, in host memory or in memory of a GPU. A non-owning view. A default-constructed list
@@ -38,12 +43,11 @@ class block_indices {
   public:
     /// Selects blocks 0 to `count` - 1.
     constexpr block_indices() noexcept = default;
-    /// Constructs a view of a list of 32-bit indices.
-    constexpr block_indices(array_view<const std::uint32_t> list) noexcept
-        : data_(list.data()), size_(list.size()), width_(4) {}
-    /// Constructs a view of a list of 64-bit indices.
-    constexpr block_indices(array_view<const std::uint64_t> list) noexcept
-        : data_(list.data()), size_(list.size()), width_(8) {}
+    /// Constructs a view of a container or span of 32-bit or 64-bit integers, for example a `std::vector`.
+    template <class C, class T = std::remove_pointer_t<decltype(std::declval<const C &>().data())>,
+              std::enable_if_t<std::is_integral_v<T> && (sizeof(T) == 4 || sizeof(T) == 8), int> = 0>
+    constexpr block_indices(const C &list) noexcept
+        : data_(list.data()), size_(list.size()), width_(static_cast<std::uint32_t>(sizeof(T))) {}
 
     /// Returns the address of the first index. Null for a default-constructed list.
     [[nodiscard]] constexpr const void *data() const noexcept { return data_; }
@@ -82,6 +86,7 @@ struct request_access {
     mp_piece_options_t c = MP_PIECE_OPTIONS_INIT;
     c.multiprocessors = options.multiprocessors;
     c.paced = options.paced ? (*options.paced ? MP_ON : MP_OFF) : MP_DEFAULT;
+    c.relay_gpus = options.relay_gpus;
     return c;
 }
 

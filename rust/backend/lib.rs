@@ -33,7 +33,7 @@ pub mod took;
 
 pub use crate::topology::MemoryKind;
 pub use failed_waits::FailedWait;
-pub use pieces::{BlockCopy, BlockEnd, Indices, KernelBounds, Pieces, index_out_of_range};
+pub use pieces::{BlockCopy, BlockEnd, Helpers, Indices, KernelBounds, Pieces, index_out_of_range};
 pub use plan_state::{PlanState, ProgramKey};
 pub use segment::Segment;
 pub use shared::{PAYLOAD_BYTES, Shared};
@@ -547,7 +547,7 @@ pub trait Backend: Send + Sync {
         &self,
         stream: StreamHandle,
         pieces: &Pieces<'_>,
-        bounds: KernelBounds,
+        bounds: KernelBounds<'_>,
         report: Report,
     ) -> Result<Option<Completion>, BackendError> {
         let _ = (stream, pieces, bounds, report);

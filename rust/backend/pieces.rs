@@ -64,13 +64,27 @@ impl Pieces<'_> {
 }
 
 /// Limits of a kernel that copies pieces.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct KernelBounds {
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct KernelBounds<'a> {
     /// Maximum number of multiprocessors that the kernel occupies, at least 1.
     pub multiprocessors: u32,
     /// True if writes to host memory are paced by completion: each group of lanes of the kernel waits until its stores have arrived in host
     /// memory before it stores more. This bounds the bytes in flight, so that the link is not saturated.
     pub is_paced: bool,
+    /// GPU whose memory is the other end of a copy from or to host memory, with GPUs that copy parts of it over their own links to host
+    /// memory. `None` if only the stream's GPU copies.
+    pub helpers: Option<Helpers<'a>>,
+}
+
+/// GPUs that copy parts of the pieces over their own links to host memory, while the stream's GPU copies the rest.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Helpers<'a> {
+    /// GPU whose memory is one end of every piece. Only copies in streams of this GPU have helpers.
+    pub of: u32,
+    /// GPUs, each with its share of the bytes.
+    pub gpus: &'a [(u32, f64)],
+    /// True if the call may create the context of a helper, which takes up to a second. Otherwise only GPUs whose context exists help.
+    pub may_create: bool,
 }
 
 /// Creates the error for an index that a kernel has found out of range. `words` is the kernel's report: 1 + 2 * position + (1 for the

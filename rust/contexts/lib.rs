@@ -23,6 +23,7 @@
 //! | [`lifetime`] | the context: creating, planning and closing |
 //! | `memory`, `streams`, `signals`, `sharing` | calls for memory, streams, events, signals, and memory that processes share |
 //! | `late_checks` | copies whose arguments are checked while they run |
+//! | `piece_paths` | GPUs that help with copies of pieces |
 //! | `pieces` | copies of many pieces without a plan |
 //! | `describe` | descriptions of a context as text and as JSON |
 //! | `open` | opening a context from options and environment; the only module that names a concrete backend |
@@ -55,6 +56,7 @@ mod memory;
 pub mod nvtx;
 mod open;
 mod peer_memory;
+mod piece_paths;
 mod pieces;
 mod probe;
 pub mod probe_files;

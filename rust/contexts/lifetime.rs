@@ -14,6 +14,7 @@ use super::kept::KeptTimes;
 use super::late_checks::LateChecks;
 use super::nvtx;
 use super::peer_memory::PeerMemory;
+use super::piece_paths::PiecePaths;
 use super::registered::Registrations;
 use super::staging::Staging;
 use super::state::{ContextState, LAST_PATIENCE};
@@ -136,6 +137,7 @@ impl Context {
             ends_first: Mutex::new(Some(Vec::new())),
             callbacks: CallbackQueue::default(),
             late_checks: LateChecks::default(),
+            piece_paths: PiecePaths::default(),
             executions: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             gate: RwLock::new(()),

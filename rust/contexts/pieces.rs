@@ -2,10 +2,14 @@
 
 use super::error::Error;
 use super::lifetime::Context;
+use super::piece_paths::EndDevice;
 use super::state::ContextState;
 use crate::backend::{
-    Allocation, BlockCopy, BlockEnd, Completion, Endpoints, Indices, KernelBounds, MemoryKind, Pieces, Report, Segment, StreamHandle,
+    Allocation, BlockCopy, BlockEnd, Completion, Endpoints, Helpers, Indices, KernelBounds, MemoryKind, Pieces, Report, Segment,
+    StreamHandle,
 };
+use crate::plan::Relays;
+use crate::topology::DeviceId;
 use std::ffi::CStr;
 
 /// Options of a copy of pieces.
@@ -15,6 +19,9 @@ pub struct PieceOptions {
     pub multiprocessors: Option<u32>,
     /// True if writes to host memory are paced by completion. `None` selects pacing. See [`KernelBounds::is_paced`].
     pub paced: Option<bool>,
+    /// GPUs whose links to host memory may carry a part of the bytes. `None` selects those of `MPGPU_RELAY_GPUS`, or all GPUs whose context
+    /// exists.
+    pub relays: Option<Relays>,
 }
 
 /// One end of a block copy, as the caller describes it.
@@ -68,10 +75,12 @@ impl Context {
         }
         let mut found = FoundMemory::new(shared);
         let dst = found.end(&request.dst, request, c"dst")?;
+        let dst_device = found.take_device();
         let src = found.end(&request.src, request, c"src")?;
+        let devices = (dst_device, found.take_device());
         let layers: Vec<Endpoints> = request.dst.arrays.iter().zip(request.src.arrays).map(|(&dst, &src)| Endpoints { dst, src }).collect();
         let pieces = Pieces::Blocks(BlockCopy { layers: &layers, dst, src, count, bytes });
-        self.submit_pieces(&pieces, count.saturating_mul(bytes).saturating_mul(layers.len() as u64), options, stream, report)
+        self.submit_pieces(&pieces, count.saturating_mul(bytes).saturating_mul(layers.len() as u64), devices, options, stream, report)
     }
 
     /// Enqueues a copy of pieces in `stream`, without a plan. The list is read before the function returns.
@@ -86,30 +95,36 @@ impl Context {
         let _open = shared.enter()?;
         let mut found = FoundMemory::new(shared);
         let mut bytes = 0_u64;
+        let mut devices = (EndDevice::None, EndDevice::None);
         for (at, piece) in pieces.iter().enumerate().filter(|(_, piece)| piece.bytes > 0) {
-            for (address, end) in [(piece.dst, "destination"), (piece.src, "source")] {
-                found.range(address, piece.bytes, c"pieces", || format!("piece {at}: {end}"))?;
-            }
+            devices.0.add(found.range(piece.dst, piece.bytes, c"pieces", || format!("piece {at}: destination"))?);
+            devices.1.add(found.range(piece.src, piece.bytes, c"pieces", || format!("piece {at}: source"))?);
             bytes = bytes.saturating_add(piece.bytes);
         }
         if bytes == 0 {
             return Ok(shared.backend.mark_end(stream, &[], report)?);
         }
-        self.submit_pieces(&Pieces::Listed(pieces), bytes, options, stream, report)
+        self.submit_pieces(&Pieces::Listed(pieces), bytes, devices, options, stream, report)
     }
 
     fn submit_pieces(
         &self,
         pieces: &Pieces<'_>,
         bytes: u64,
+        devices: (EndDevice, EndDevice),
         options: PieceOptions,
         stream: StreamHandle,
         report: Report,
     ) -> Result<Option<Completion>, Error> {
         let shared = self.state();
+        let relays = options.relays.or(shared.config.relays);
+        let gpus = shared.piece_paths.shares(&shared.machine, &shared.config, devices, bytes, options.relays);
+        let helpers =
+            gpus.as_ref().map(|(of, gpus)| Helpers { of: *of, gpus, may_create: relays.is_some_and(|relays| relays != Relays::ALL) });
         let bounds = KernelBounds {
             multiprocessors: options.multiprocessors.unwrap_or(shared.config.kernel_blocks),
             is_paced: options.paced.unwrap_or(true),
+            helpers,
         };
         let is_late = pieces.is_checked_late();
         let report = if is_late { Report::End } else { report };
@@ -125,16 +140,23 @@ impl Context {
 struct FoundMemory<'a> {
     shared: &'a ContextState,
     known: Vec<Allocation>,
+    /// Devices of the arrays that were found since the last call of `take_device`.
+    device: EndDevice,
 }
 
 impl<'a> FoundMemory<'a> {
     fn new(shared: &'a ContextState) -> Self {
-        FoundMemory { shared, known: Vec::new() }
+        FoundMemory { shared, known: Vec::new(), device: EndDevice::None }
+    }
+
+    /// Returns the device of the arrays that were found since the last call.
+    fn take_device(&mut self) -> EndDevice {
+        std::mem::take(&mut self.device)
     }
 
     /// Checks that the `bytes` bytes at `address` are in one allocation of GPU memory or pinned host memory. Otherwise returns an error, in
     /// which `what` describes the range.
-    fn range(&mut self, address: u64, bytes: u64, argument: &'static CStr, what: impl Fn() -> String) -> Result<(), Error> {
+    fn range(&mut self, address: u64, bytes: u64, argument: &'static CStr, what: impl Fn() -> String) -> Result<DeviceId, Error> {
         let refused = |reason: String| Err(Error::PieceMemory { argument, reason });
         if address == 0 {
             return refused(format!("{} is NULL: pass an address in GPU memory or pinned host memory", what()));
@@ -142,7 +164,7 @@ impl<'a> FoundMemory<'a> {
         let holds = |known: &Allocation| address >= known.base && bytes <= known.bytes && address - known.base <= known.bytes - bytes;
         if let Some(at) = self.known.iter().position(holds) {
             self.known.swap(0, at);
-            return Ok(());
+            return Ok(self.known[0].device);
         }
         match self.shared.locate(address)? {
             None => refused(format!(
@@ -159,8 +181,9 @@ impl<'a> FoundMemory<'a> {
                 refused(format!("{} {address:#x} is pageable host memory: register it as pinned memory", what()))
             }
             Some(found) => {
+                let device = found.device;
                 self.known.push(found);
-                Ok(())
+                Ok(device)
             }
         }
     }
@@ -177,7 +200,8 @@ impl<'a> FoundMemory<'a> {
             return refused(format!("{name}_blocks={}: must be 1 or more, and the array must be smaller than 2^64 bytes", arrays.blocks));
         };
         for (layer, &array) in arrays.arrays.iter().enumerate() {
-            self.range(array, bytes, c"blocks", || format!("{name}[{layer}]"))?;
+            let device = self.range(array, bytes, c"blocks", || format!("{name}[{layer}]"))?;
+            self.device.add(device);
         }
         let indices = self.indices(arrays, request, &name)?;
         Ok(BlockEnd { stride, blocks: arrays.blocks, indices })

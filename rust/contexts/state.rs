@@ -8,6 +8,7 @@ use super::error::Error;
 use super::holdings::Holdings;
 use super::late_checks::LateChecks;
 use super::peer_memory::{Import, PeerMemory};
+use super::piece_paths::PiecePaths;
 use super::registered::Registrations;
 use super::staging::Staging;
 use crate::backend::{Allocation, Backend, BackendError};
@@ -58,6 +59,8 @@ pub struct ContextState {
     pub(super) callbacks: CallbackQueue,
     /// Copies whose index lists are checked while the copies run.
     pub(super) late_checks: LateChecks,
+    /// Shares of links in copies of pieces.
+    pub(super) piece_paths: PiecePaths,
     pub(super) machine: Arc<Machine>,
     /// Machine for new plans after some pairs of GPUs were found to lose data. It has no routes between the GPUs of such a pair, and
     /// replaces `machine`. `None` if no such pair was found.

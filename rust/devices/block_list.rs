@@ -38,6 +38,7 @@ pub struct BlockList {
     pub(crate) dst: ListEnd,
     pub(crate) src: ListEnd,
     pub(crate) pieces: u64,
+    pub(crate) first: u64,
     pub(crate) count: u64,
     pub(crate) bytes: u64,
     pub(crate) report: u64,
@@ -47,7 +48,7 @@ pub struct BlockList {
     pub(crate) unused: u32,
 }
 
-const _: () = assert!(size_of::<BlockList>() == 2032);
+const _: () = assert!(size_of::<BlockList>() == 2040);
 
 // SAFETY: The C++ type of this name has the same fields in the same order. All fields are integers. The type has no constructor and no
 // destructor.
@@ -77,6 +78,7 @@ impl BlockList {
             dst: ListEnd::default(),
             src: ListEnd::default(),
             pieces: 0,
+            first: 0,
             count: 0,
             bytes,
             report: 0,

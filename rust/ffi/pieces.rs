@@ -8,6 +8,7 @@ use super::stream::stream_of;
 use super::types::*;
 use mpgpu_backend::{Completion, Report, Segment};
 use mpgpu_contexts::{BlockArrays, BlockRequest, Context, Error, PieceOptions};
+use mpgpu_core::plan::Relays;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -76,6 +77,12 @@ pub struct mp_piece_options_t {
     /// flight. Without pacing, writes saturate the link, and a saturated link slows down other work of the GPU to
     /// about half of its speed. If the copy does not write to host memory, the switch has no effect.
     pub paced: mp_switch_value,
+    /// Bit mask of the GPUs whose PCIe links may carry a part of a copy between host memory and another GPU. Bit `g`
+    /// represents GPU `g`. The kernel of such a GPU copies its part directly, and later work in the stream waits for
+    /// it. If the mask is not 0, the first call creates the contexts of these GPUs, which takes up to a second.
+    /// `MP_RELAY_NONE` allows no other GPU. 0 allows those of `MPGPU_RELAY_GPUS`, or, if it is not set, all GPUs whose
+    /// context the process has created.
+    pub relay_gpus: u64,
 }
 
 // SAFETY: The first field is `size: usize`. The other fields are integers and pointers.
@@ -89,7 +96,7 @@ unsafe impl Versioned for mp_blocks_t {
 unsafe impl Versioned for mp_piece_options_t {
     const NAME: &'static str = "mp_piece_options_t";
     const INIT: &'static str = "MP_PIECE_OPTIONS_INIT";
-    const FIRST_SIZE: usize = 16;
+    const FIRST_SIZE: usize = 24;
 }
 
 const _: () = assert!(size_of::<mp_segment_t>() == size_of::<Segment>() && size_of::<mp_blocks_t>() == 104);
@@ -102,6 +109,7 @@ fn piece_options(options: *const mp_piece_options_t) -> Result<PieceOptions, Fai
     Ok(PieceOptions {
         multiprocessors: (options.multiprocessors > 0).then_some(options.multiprocessors),
         paced: switch(c"paced", options.paced)?,
+        relays: (options.relay_gpus > 0).then(|| (0..Relays::NAMED).filter(|gpu| options.relay_gpus >> gpu & 1 != 0).collect()),
     })
 }
 

@@ -163,7 +163,7 @@ fn random_pieces(node: &Node, random: &mut Random) -> u64 {
         let moved = areas[from].expected[src as usize..(src + bytes) as usize].to_vec();
         areas[to].expected[dst as usize..(dst + bytes) as usize].copy_from_slice(&moved);
     }
-    let options = PieceOptions { multiprocessors: Some(1 + random.below(9) as u32), paced: Some(random.chance(50)) };
+    let options = PieceOptions { multiprocessors: Some(1 + random.below(9) as u32), paced: Some(random.chance(50)), relays: None };
     node.context.copy_pieces(&pieces, options, node.stream, Report::Nothing).expect("a copy");
     node.wait().expect("the copies");
     check(node, areas.iter());

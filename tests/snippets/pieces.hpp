@@ -11,7 +11,7 @@ extern std::vector<mpgpu::event> computed;
 extern const std::vector<float *> host_layers;
 extern const std::vector<const float *> gpu_layers;
 extern const std::size_t host_pages, gpu_pages, page_elements, layers;
-extern const mpgpu::array_view<const std::uint32_t> free_slots, evicted;
+extern const std::vector<std::uint32_t> free_slots, evicted;
 
 struct expert {
     void *on_gpu;

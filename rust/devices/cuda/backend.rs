@@ -185,7 +185,7 @@ impl Backend for CudaBackend {
         &self,
         stream: StreamHandle,
         pieces: &Pieces<'_>,
-        bounds: KernelBounds,
+        bounds: KernelBounds<'_>,
         report: Report,
     ) -> Result<Option<Completion>, BackendError> {
         self.0.copy_pieces(stream, pieces, bounds, report)

@@ -128,6 +128,15 @@ impl Gpus {
         self.devices.iter().filter_map(Device::used)
     }
 
+    /// True if the primary context of `gpu` exists, so that retaining it is fast.
+    pub fn has_context(&self, gpu: usize) -> bool {
+        let device = &self.devices[gpu];
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: The driver writes to variables that outlive the call.
+        device.used().is_some()
+            || unsafe { (self.driver.cuDevicePrimaryCtxGetState)(device.ordinal, &mut flags, &mut active) } == 0 && active != 0
+    }
+
     /// Returns the number of a GPU in use. If there is none, returns the GPU of the calling thread's current context, or else any GPU on
     /// which the program has created a context, or else 0. A rank that only allocates host memory therefore does not create a context on
     /// the first GPU of the node.

@@ -107,6 +107,7 @@ mod operations;
 mod owner;
 mod parts;
 mod peers;
+mod piece_parts;
 mod pieces;
 mod pool;
 #[cfg(all(test, shuttle))]

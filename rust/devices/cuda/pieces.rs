@@ -6,20 +6,17 @@
 //! the copy that reads the list has finished.
 
 use super::completion::Finished;
-use super::device::{Mark, Primary};
+use super::device::Mark;
 use super::driver::{Driver, OutsideCapture, call, code, handle, lock};
 use super::gpus::Gpus;
-use super::kernel::Kernel;
 use super::owner::Owner;
 use super::parts::Core;
+use super::piece_parts::{KnownRanges, PieceLaunch};
 use super::streams::Start;
 use super::verify::Verdict;
-use crate::backend::{
-    BackendError, BlockCopy, BlockEnd, Completion, Endpoints, Indices, KernelBounds, Pieces, Report, StreamHandle, index_out_of_range,
-};
-use crate::block_list::{BlockList, LAYERS_PER_LAUNCH, ListEnd, PIECE_LANES};
+use crate::backend::{BackendError, BlockEnd, Completion, Indices, KernelBounds, Pieces, Report, StreamHandle, index_out_of_range};
+use crate::block_list::{BlockList, ListEnd, PIECE_LANES};
 use std::ffi::c_void;
-use std::ops::Range;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::{Arc, Mutex};
 
@@ -57,23 +54,13 @@ struct LastUse {
     verdict: Option<Arc<Verdict>>,
 }
 
-/// Parameters of the kernel launches of one call.
-struct PieceLaunch<'a> {
-    primary: &'a Primary,
-    kernel: &'a Kernel,
-    stream: StreamHandle,
-    gpu: usize,
-    blocks: u32,
-    is_paced: bool,
-}
-
 impl Core {
     /// Implements [`copy_pieces`](crate::backend::Backend::copy_pieces).
     pub fn copy_pieces(
         self: &Arc<Core>,
         stream: StreamHandle,
         pieces: &Pieces<'_>,
-        bounds: KernelBounds,
+        bounds: KernelBounds<'_>,
         report: Report,
     ) -> Result<Option<Completion>, BackendError> {
         let found = self.streams.find(&self.gpus, stream)?;
@@ -82,7 +69,8 @@ impl Core {
         let Some(kernel) = primary.kernel() else {
             return Err(BackendError::NotSupported(format!("the driver could not load the copy kernel of GPU {}: see the log", found.gpu)));
         };
-        let writes_host = self.reach_of_pieces(found.gpu, pieces)?;
+        let mut known = KnownRanges::default();
+        let writes_host = self.reach_of_pieces(found.gpu, pieces, &mut known)?;
         let is_capturing = found.is_capturing.map_or_else(|| self.gpus.driver.is_capturing(handle(stream.0)), Ok)?;
         let launch = PieceLaunch {
             primary,
@@ -91,6 +79,7 @@ impl Core {
             gpu: found.gpu,
             blocks: bounds.multiprocessors.clamp(1, kernel.processors()),
             is_paced: bounds.is_paced && writes_host,
+            helpers: if is_capturing { Vec::new() } else { self.helpers(found.gpu, &known, &bounds) },
         };
         let verdict = self.enqueue_pieces(&launch, pieces, is_capturing)?;
         if report == Report::Nothing {
@@ -108,13 +97,9 @@ impl Core {
         is_capturing: bool,
     ) -> Result<Option<Arc<Verdict>>, BackendError> {
         let driver = self.gpus.driver;
-        let is_paced = u32::from(launch.is_paced);
         let bytes = list_bytes(pieces);
         if bytes == 0 && !pieces.is_checked_late() {
-            if let Pieces::Blocks(copy) = pieces {
-                let list = block_list(copy, 0, 0);
-                launch.blocks_of(driver, &BlockList { is_paced, ..list }, copy.layers)?;
-            }
+            self.launch_parts(launch, pieces, &list_of(pieces, 0, 0))?;
             return Ok(None);
         }
         if is_capturing {
@@ -126,17 +111,9 @@ impl Core {
         }
         let mut block = self.lists.take(&self.gpus, launch.gpu, bytes)?;
         block.fill(pieces);
-        let enqueued = block.reachable(driver, launch, pieces, bytes).and_then(|base| match pieces {
-            Pieces::Listed(segments) => {
-                let longest = segments.iter().map(|segment| segment.bytes).max().unwrap_or(0);
-                let list = BlockList { pieces: base, count: segments.len() as u64, ..BlockList::of(longest) };
-                launch.list(driver, &BlockList { is_paced, ..list })
-            }
-            Pieces::Blocks(copy) => {
-                let list = block_list(copy, base, block.host);
-                launch.blocks_of(driver, &BlockList { is_paced, ..list }, copy.layers)
-            }
-        });
+        let enqueued = block
+            .reachable(driver, launch, pieces, bytes)
+            .and_then(|base| self.launch_parts(launch, pieces, &list_of(pieces, base, block.host)));
         let verdict = match pieces {
             Pieces::Blocks(copy) if pieces.is_checked_late() => {
                 Some(Arc::new(Verdict::of_report(block.host, (copy.dst.blocks, copy.src.blocks))))
@@ -155,8 +132,7 @@ impl Core {
     }
 
     /// Returns true if the pieces write host memory. Returns an error if kernels of the GPU cannot access an end or an index list.
-    fn reach_of_pieces(&self, gpu: usize, pieces: &Pieces<'_>) -> Result<bool, BackendError> {
-        let mut known = KnownRanges::default();
+    fn reach_of_pieces(&self, gpu: usize, pieces: &Pieces<'_>, known: &mut KnownRanges) -> Result<bool, BackendError> {
         let mut writes_host = false;
         match pieces {
             Pieces::Listed(segments) => {
@@ -182,67 +158,35 @@ impl Core {
     }
 }
 
-/// Ranges that kernels of the GPU can access, as determined during one call. Each entry has a flag that is true for host memory. A look-up
-/// that finds a range moves it to the front.
-#[derive(Default)]
-struct KnownRanges(Vec<(Range<u64>, bool)>);
-
-impl KnownRanges {
-    /// Returns true for host memory. Returns an error if kernels of the GPU cannot access the range.
-    fn is_host(&mut self, core: &Core, gpu: usize, address: u64, bytes: u64) -> Result<bool, BackendError> {
-        let end = address.saturating_add(bytes);
-        if let Some(at) = self.0.iter().position(|(range, _)| range.start <= address && end <= range.end) {
-            self.0.swap(0, at);
-            return Ok(self.0[0].1);
-        }
-        let attributes = core.gpus.attributes(address)?;
-        if !core.kernel_reaches(gpu, address, bytes, &attributes)? {
-            return Err(BackendError::NotSupported(format!(
-                "GPU {gpu} cannot access {address:#x} ({bytes} bytes), which is pageable host memory or memory of a GPU without peer \
-                 access: register the host memory as pinned memory, or use a plan"
-            )));
-        }
-        let is_host = !attributes.is_device();
-        self.0.push((attributes.uniform_range().unwrap_or(address..end), is_host));
-        Ok(is_host)
-    }
-}
-
 /// Returns the size of the lists in host memory, bytes, as they are stored in a list block.
 fn list_bytes(pieces: &Pieces<'_>) -> u64 {
-    let of = |end: &BlockEnd<'_>| match end.indices {
-        Indices::Narrow(indices) => size_of_val(indices).next_multiple_of(16) as u64,
-        Indices::Wide(indices) => size_of_val(indices).next_multiple_of(16) as u64,
-        Indices::InOrder | Indices::Later { .. } => 0,
-    };
     match pieces {
         Pieces::Listed(segments) => size_of_val(*segments) as u64,
-        Pieces::Blocks(copy) => of(&copy.dst) + of(&copy.src),
+        Pieces::Blocks(copy) => index_bytes(&copy.dst) + index_bytes(&copy.src),
     }
 }
 
-/// Creates the kernel argument of a block copy, without layers. `base` is the address of the index lists that were in host memory, and
-/// `report` is the address of the report.
-fn block_list(copy: &BlockCopy<'_>, base: u64, report: u64) -> BlockList {
-    let dst = ListEnd::new(&copy.dst, base);
-    let own = match copy.dst.indices {
+/// Returns the kernel argument for all pieces, without layers. `base` is the address of the list of pieces or of the index lists, and `report`
+/// the address of the words that report an index.
+fn list_of(pieces: &Pieces<'_>, base: u64, report: u64) -> BlockList {
+    match pieces {
+        Pieces::Listed(segments) => {
+            let longest = segments.iter().map(|segment| segment.bytes).max().unwrap_or(0);
+            BlockList { pieces: base, count: segments.len() as u64, ..BlockList::of(longest) }
+        }
+        Pieces::Blocks(copy) => {
+            let (dst, src) = (ListEnd::new(&copy.dst, base), ListEnd::new(&copy.src, base + index_bytes(&copy.dst)));
+            BlockList { dst, src, count: copy.count, report, ..BlockList::of(copy.bytes) }
+        }
+    }
+}
+
+/// Returns the size of an index list in host memory, rounded up to the alignment of the next list, bytes.
+fn index_bytes(end: &BlockEnd<'_>) -> u64 {
+    match end.indices {
         Indices::Narrow(indices) => size_of_val(indices).next_multiple_of(16) as u64,
         Indices::Wide(indices) => size_of_val(indices).next_multiple_of(16) as u64,
         Indices::InOrder | Indices::Later { .. } => 0,
-    };
-    BlockList { dst, src: ListEnd::new(&copy.src, base + own), count: copy.count, report, ..BlockList::of(copy.bytes) }
-}
-
-impl PieceLaunch<'_> {
-    /// Launches the kernel once for each [`LAYERS_PER_LAUNCH`] layers.
-    fn blocks_of(&self, driver: &Driver, list: &BlockList, layers: &[Endpoints]) -> Result<(), BackendError> {
-        layers.chunks(LAYERS_PER_LAUNCH).try_for_each(|layers| self.list(driver, &list.with_layers(layers)))
-    }
-
-    fn list(&self, driver: &Driver, list: &BlockList) -> Result<(), BackendError> {
-        // SAFETY: `reach_of_pieces` has checked that the GPU can access all ends. The kernel does not use an index without comparing it
-        // with the number of blocks.
-        unsafe { self.kernel.copy_blocks(driver, list, self.blocks, handle(self.stream.0)) }
     }
 }
 

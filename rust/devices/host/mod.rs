@@ -345,7 +345,7 @@ impl Backend for HostBackend {
         &self,
         stream: StreamHandle,
         pieces: &Pieces<'_>,
-        _: KernelBounds,
+        _: KernelBounds<'_>,
         report: Report,
     ) -> Result<Option<Completion>, BackendError> {
         self.queue.start()?;

@@ -4,15 +4,26 @@
 use super::double::{self, node};
 use super::prepared;
 use crate::backend::{Report, Segment, StreamHandle};
-use crate::topology::DeviceId;
+use crate::cuda::CudaBackend;
+use crate::plan::Relays;
+use crate::topology::{DeviceId, Machine, preset};
 use mpgpu_contexts::{BlockArrays, BlockRequest, Config, Context, PieceOptions};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::Arc;
 
 const GPU0: DeviceId = DeviceId::gpu(0);
 
 fn context() -> Context {
     double::start(2, true);
     prepared::context_with(double::whole(), |config| Config { adapt: false, ..config })
+}
+
+/// Returns a context on a node whose GPUs have NVLinks, and PCIe links of their own to host memory.
+fn linked_context() -> Context {
+    double::start(8, true);
+    let machine = Machine::new(preset("hgx-h200").expect("a preset")).expect("well formed");
+    let backend = CudaBackend::on(double::whole(), 1).expect("the double has GPUs");
+    Context::with_backend(Arc::new(machine), Arc::new(backend), Config { check_peers: false, ..Config::default() }).expect("a context")
 }
 
 /// Allocates memory on a device and fills it with a pattern. Returns its address.
@@ -80,6 +91,38 @@ fn lists_are_used_again_once_their_copies_have_finished() {
     (0..100).for_each(|_| copy());
     assert_eq!(["cuMemHostAlloc", "cuMemAlloc"].map(double::calls), before, "no memory for a second list");
     assert!(content(dst, 4096).chunks(64).eq(content(src, 4096).chunks(64).rev()));
+}
+
+#[test]
+fn another_gpu_copies_a_part_over_its_own_link_and_reports_positions_of_the_whole_list() {
+    let context = linked_context();
+    let stream = stream(&context);
+    const COUNT: usize = 4096;
+    const BYTES: usize = 4096;
+    let (dst, src) = (memory(&context, GPU0, COUNT * BYTES, 11), memory(&context, DeviceId::HOST, COUNT * BYTES, 12));
+    let list = memory(&context, GPU0, 4 * COUNT, 0);
+    let copy = |relays: Relays, order: &[u32]| {
+        // SAFETY: The memory has the size of all indices, and no copy is in flight.
+        unsafe { with_exposed_provenance_mut::<u32>(list as usize).copy_from_nonoverlapping(order.as_ptr(), COUNT) };
+        let whole = blocks(std::slice::from_ref(&dst), std::slice::from_ref(&src), COUNT as u64, list);
+        let request = BlockRequest { bytes: BYTES as u64, ..whole };
+        let options = PieceOptions { relays: Some(relays), ..PieceOptions::default() };
+        let before = double::calls("cuLaunchKernel");
+        let done = context.copy_blocks(&request, options, stream, Report::End).expect("enqueued").expect("a completion");
+        (done.wait(), double::calls("cuLaunchKernel") - before)
+    };
+    let mut order: Vec<u32> = (0..COUNT as u32).rev().collect();
+    for (relays, launches) in [(Relays::NONE, 1), ([1].into_iter().collect(), 2)] {
+        // SAFETY: The memory was allocated with this size, and no copy is in flight.
+        unsafe { with_exposed_provenance_mut::<u8>(dst as usize).write_bytes(0, COUNT * BYTES) };
+        let (ended, launched) = copy(relays, &order);
+        ended.expect("copied");
+        assert_eq!(launched, launches);
+        assert!(content(dst, COUNT * BYTES).chunks(BYTES).eq(content(src, COUNT * BYTES).chunks(BYTES).rev()));
+    }
+    order[COUNT - 1] = 5000;
+    let (ended, launched) = copy([1].into_iter().collect(), &order);
+    assert!(launched == 2 && ended.expect_err("an index out of range").to_string().contains("index 4095 of the source is 5000"));
 }
 
 #[test]
