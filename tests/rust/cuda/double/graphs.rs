@@ -352,9 +352,9 @@ unsafe fn segments(function: CUfunction, arguments: *mut *mut c_void) -> Vec<Seg
     }
 }
 
-/// The copies of a list of blocks or pieces, whose indices are read now. An index out of range is reported as the kernel does it.
+/// Returns the copies of a list of blocks or pieces. Reads the indices now, and reports an index out of range in the same way as the kernel.
 fn listed(list: &BlockList) -> Vec<Segment> {
-    // SAFETY: lists and indices lie in memory of this process, whoever's it stands for.
+    // SAFETY: Lists and indices are in memory of this process, which also represents memory of GPUs.
     let word = |address: u64, width: u64| unsafe {
         if width == 4 {
             u64::from(std::ptr::with_exposed_provenance::<u32>(address as usize).read())
@@ -364,19 +364,19 @@ fn listed(list: &BlockList) -> Vec<Segment> {
     };
     if list.pieces != 0 {
         let word = |at: u64| word(list.pieces + 8 * at, 8);
-        return (0..list.count).map(|at| Segment { dst: word(3 * at), src: word(3 * at + 1), bytes: word(3 * at + 2) }).collect();
+        return (list.first..list.first + list.count).map(|at| Segment { dst: word(3 * at), src: word(3 * at + 1), bytes: word(3 * at + 2) }).collect();
     }
     let block = |end: &ListEnd, at: u64| if end.index == 0 { at } else { word(end.index + at * end.width, end.width) };
     let mut segments = Vec::new();
     for layer in &list.layers[..list.layer_count as usize] {
-        for at in 0..list.count {
+        for at in list.first..list.first + list.count {
             let (dst, src) = (block(&list.dst, at), block(&list.src, at));
             if dst < list.dst.blocks && src < list.src.blocks {
                 let (dst, src) = (layer.dst + dst * list.dst.stride, layer.src + src * list.src.stride);
                 segments.push(Segment { dst, src, bytes: list.bytes });
             } else {
                 let (is_source, index) = if dst < list.dst.blocks { (1, src) } else { (0, dst) };
-                // SAFETY: two words in memory of the backend.
+                // SAFETY: The report has two words in memory of the backend.
                 unsafe { std::ptr::with_exposed_provenance_mut::<[u64; 2]>(list.report as usize).write([1 + 2 * at + is_source, index]) };
             }
         }
