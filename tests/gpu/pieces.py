@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Measures copies of many pieces between pinned host memory and a GPU, with the Python package and torch.
+
+    python3 tests/gpu/pieces.py [--unchanged MPGPU] WHEEL...
+
+WHEEL is the wheel of mpgpu, followed by the wheels of packages that this Python lacks (cffi). Without a wheel, the installed mpgpu is used.
+MPGPU is the `mpgpu` command, for the batched copies of a program that does not use mpgpu. Parts of the program:
+
+    rates      10,000 pieces in random order (at most 400 MiB): the driver's batched copy, and `copy_blocks` with and without pacing
+    beside     the same beside matrix products (8192 x 8192, bfloat16), and beside a large copy in the other direction
+    calls      time from the call to its return, with another index list in each call
+    links      the same rates with all GPUs, whose links to host memory carry parts of the pieces
+    unchanged  the driver's batched copy with and without `mpgpu run`
+
+Every part except `beside` and `calls` compares all bytes. Rates are medians of 7, in 10^9 bytes per second. Exits with 0, with 1 if a byte
+was wrong, and with 77 if there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, Callable
+
+WHOLE = 512 << 20
+MOST = 400 << 20
+PIECES = 10_000
+SIZES = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10)
+DIRECTIONS = ("to", "from")
+
+
+class Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class Attributes(ctypes.Structure):
+    """CUmemcpyAttributes: sources are read in stream order, and the copies may overlap with computation."""
+
+    _fields_ = [("order", ctypes.c_int), ("src", Location), ("dst", Location), ("flags", ctypes.c_uint)]
+
+
+class Case:
+    """Pages of one size in pinned host memory and in memory of GPU 0, and random lists of them."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        import numpy
+        import torch
+
+        self.size, self.count = size, min(PIECES, MOST // size)
+        self.host = torch.empty(WHOLE, dtype=torch.uint8).pin_memory()
+        self.gpu = torch.empty(WHOLE, dtype=torch.uint8, device="cuda:0")
+        random = numpy.random.default_rng(seed)
+        self.lists = [[random.permutation(WHOLE // size)[: self.count] for _ in range(2)] for _ in range(8)]
+        self.pages = [each.view(-1, size) for each in (self.host, self.gpu)]
+        self.stream = torch.cuda.Stream(0)
+
+    def fill(self) -> None:
+        import torch
+
+        for memory in (self.host, self.gpu):
+            memory.random_(0, 255)
+        torch.cuda.synchronize()
+
+    def ends(self, way: str, at: int) -> tuple[Any, Any, Any, Any]:
+        """Destination and source pages, and the lists of their indices."""
+        on_host, on_gpu = self.lists[at]
+        host, gpu = self.pages
+        return (gpu, host, on_gpu, on_host) if way == "to" else (host, gpu, on_host, on_gpu)
+
+    def check(self, way: str, copy: Callable[[int], None], what: str) -> None:
+        """Copies once, and compares all bytes, including those that must not change."""
+        import torch
+
+        self.fill()
+        dst, src, to, of = self.ends(way, 0)
+        expected = dst.clone()
+        expected[torch.from_numpy(to).to(dst.device)] = src[torch.from_numpy(of).to(src.device)].to(dst.device)
+        copy(0)
+        torch.cuda.synchronize()
+        if not torch.equal(expected, dst):
+            sys.exit(f"{what}: {way} the GPU, {self.size} bytes: wrong bytes")
+
+
+def driver_batch(case: Case, way: str) -> Callable[[int], None]:
+    """Returns a function that makes the copies of a list with the driver's batched copy. The arguments are prepared in advance."""
+    import numpy
+
+    driver = ctypes.CDLL("libcuda.so.1")
+    call = driver.cuMemcpyBatchAsync_v2
+    prepared = []
+    for at in range(len(case.lists)):
+        dst, src, to, of = case.ends(way, at)
+        addresses = [
+            (list_.astype(numpy.uint64) * numpy.uint64(case.size) + numpy.uint64(pages.data_ptr())) for list_, pages in ((to, dst), (of, src))
+        ]
+        prepared.append((*addresses, numpy.full(case.count, case.size, numpy.uint64)))
+    how, first = Attributes(1, Location(), Location(), 1), ctypes.c_size_t(0)
+
+    def copy(at: int) -> None:
+        to, of, sizes = (ctypes.c_void_p(each.ctypes.data) for each in prepared[at])
+        code = call(
+            to, of, sizes, ctypes.c_size_t(case.count), ctypes.byref(how), ctypes.byref(first), ctypes.c_size_t(1),
+            ctypes.c_void_p(case.stream.cuda_stream),
+        )
+        if code:
+            sys.exit(f"cuMemcpyBatchAsync: error {code}")
+
+    return copy
+
+
+def blocks(case: Case, way: str, **options: Any) -> Callable[[int], None]:
+    """Returns a function that makes the copies of a list with `copy_blocks`."""
+    import mpgpu
+
+    def copy(at: int) -> None:
+        dst, src, to, of = case.ends(way, at)
+        mpgpu.copy_blocks(dst, src, to, of, stream=case.stream, **options)
+
+    return copy
+
+
+def rate(case: Case, copy: Callable[[int], None]) -> tuple[float, float]:
+    """Returns the rate of copies back to back, and the microseconds of one call."""
+    import torch
+
+    copy(0)
+    torch.cuda.synchronize()
+    times = max(2, (200 << 20) // (case.size * case.count))
+    rates, calls = [], []
+    for _ in range(7):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for at in range(times):
+            called = time.perf_counter()
+            copy(at % len(case.lists))
+            calls.append(time.perf_counter() - called)
+        case.stream.synchronize()
+        rates.append(times * case.size * case.count / (time.perf_counter() - begin) / 1e9)
+    return statistics.median(rates), statistics.median(calls) * 1e6
+
+
+def rates(sizes: tuple[int, ...], what: str) -> None:
+    """Prints the rates of all forms."""
+    for size in sizes:
+        case = Case(size, seed=size)
+        for way in DIRECTIONS:
+            forms: dict[str, Callable[[int], None]] = {"driver's batch": driver_batch(case, way), "4 multiprocessors": blocks(case, way)}
+            if way == "from":
+                forms["8 multiprocessors"] = blocks(case, way, multiprocessors=8)
+                forms["not paced"] = blocks(case, way, paced=False)
+            for name, copy in forms.items():
+                case.check(way, copy, name)
+                found, call = rate(case, copy)
+                print(f"{what}: {way:4} the GPU, {case.count} of {size:6} B, {name:17}: {found:5.1f} GB/s, call {call:7.0f} us", flush=True)
+
+
+def beside() -> None:
+    """Prints what pieces cost matrix products and a copy in the other direction, and their own rate meanwhile."""
+    import torch
+
+    left = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    right, product = torch.randn_like(left), torch.empty_like(left)
+    far, near = torch.empty(WHOLE // 2, dtype=torch.uint8).pin_memory(), torch.empty(WHOLE // 2, dtype=torch.uint8, device="cuda")
+    own = torch.cuda.Stream(0)
+
+    def products() -> None:
+        for _ in range(80):
+            torch.matmul(left, right, out=product)
+
+    def up() -> None:
+        for _ in range(16):
+            near.copy_(far, non_blocking=True)
+
+    def down() -> None:
+        for _ in range(16):
+            far.copy_(near, non_blocking=True)
+
+    def alone(work: Callable[[], None]) -> float:
+        took = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            with torch.cuda.stream(own):
+                work()
+            own.synchronize()
+            took.append(time.perf_counter() - begin)
+        return statistics.median(took[1:])
+
+    def both(work: Callable[[], None], case: Case, copy: Callable[[int], None], total: float) -> tuple[float, float]:
+        """Returns the time of `work` beside copies, and the rate of the copies that ended meanwhile."""
+        found = []
+        for _ in range(3):
+            bytes_ = case.size * case.count
+            times = max(4, int(total * 60e9 * 2 / bytes_))
+            ends = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            with torch.cuda.stream(own):
+                work()
+            ends[0].record(case.stream)
+            for at in range(times):
+                copy(at % len(case.lists))
+                ends[at + 1].record(case.stream)
+            own.synchronize()
+            took = time.perf_counter() - begin
+            torch.cuda.synchronize()
+            done = [ends[0].elapsed_time(end) / 1e3 for end in ends[1:]]
+            ended = [end for end in done if end <= took]
+            found.append((took, len(ended) * bytes_ / ended[-1] / 1e9 if ended else 0.0))
+        return sorted(found)[1]
+
+    for _ in range(4):
+        products()
+    times = {work: alone(work) for work in (products, up, down)}
+    print(f"beside: alone: a product {times[products] / 80 * 1e3:.3f} ms, copies {8 * WHOLE / times[up] / 1e9:.1f} and {8 * WHOLE / times[down] / 1e9:.1f} GB/s")
+    for size in (4 << 10, 16 << 10, 64 << 10):
+        case = Case(size, seed=size)
+        for way in DIRECTIONS:
+            forms = {"4 multiprocessors": blocks(case, way)}
+            if way == "from":
+                forms["not paced"] = blocks(case, way, paced=False)
+            for name, copy in forms.items():
+                took, found = both(products, case, copy, times[products])
+                other = up if way == "from" else down
+                took_copy, found_copy = both(other, case, copy, times[other])
+                print(
+                    f"beside: {way:4} the GPU, {size:6} B, {name:17}: products keep {times[products] / took:.3f} (pieces {found:.1f} GB/s); "
+                    f"a copy in the other direction keeps {times[other] / took_copy:.3f} (pieces {found_copy:.1f} GB/s)",
+                    flush=True,
+                )
+
+
+def calls() -> None:
+    """Prints the time of a call with another list each time, when the stream is idle."""
+    case = Case(16 << 10, seed=5)
+    for way in DIRECTIONS:
+        copy = blocks(case, way)
+        took = []
+        for at in range(200):
+            case.stream.synchronize()
+            begin = time.perf_counter()
+            copy(at % len(case.lists))
+            took.append(time.perf_counter() - begin)
+        print(f"calls: {way:4} the GPU, {case.count} indices of 64 bits at each end: {statistics.median(took) * 1e6:.1f} us, worst {max(took[1:]) * 1e6:.0f} us", flush=True)
+
+
+def batches() -> None:
+    """Prints the rates of the driver's batched copy in this process, which may run under `mpgpu run`."""
+    import torch
+
+    for size in SIZES:
+        case = Case(size, seed=size)
+        for way in DIRECTIONS:
+            copy = driver_batch(case, way)
+            for _ in range(3):  # Under `mpgpu run`, the first call begins to prepare mpgpu.
+                copy(0)
+                torch.cuda.synchronize()
+                time.sleep(0.4)
+            case.check(way, copy, "batch")
+            found, call = rate(case, copy)
+            print(f"{way:4} the GPU, {case.count} of {size:6} B: {found:5.1f} GB/s, call {call:7.0f} us", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--unchanged", help="the mpgpu command")
+    parser.add_argument("--part", help="run one part in this process")
+    parser.add_argument("wheels", nargs="*")
+    asked = parser.parse_args()
+    parts: dict[str, Callable[[], None]] = {
+        "rates": lambda: rates(SIZES, "one link"),
+        "links": lambda: rates((4 << 10, 16 << 10, 64 << 10), "all links"),
+        "beside": beside,
+        "calls": calls,
+        "batches": batches,
+    }
+    if asked.part:
+        parts[asked.part]()
+        return 0
+    try:
+        import torch
+
+        gpus = torch.cuda.device_count()
+    except ImportError:
+        gpus = 0
+    if gpus == 0:
+        print("gpu pieces: skipped: no torch with a GPU")
+        return 77
+    print(f"{torch.cuda.get_device_name(0)}, {gpus} GPUs")
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "MPGPU_BACKEND": "cuda"}
+        if asked.wheels:
+            subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", folder, *asked.wheels], check=True)
+            environment["PYTHONPATH"] = folder
+        failed = 0
+        first = {**environment, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+        for part in ("rates", "beside", "calls"):
+            failed |= subprocess.run([sys.executable, __file__, "--part", part], env=first, check=False).returncode
+        if gpus > 1:
+            every = {**environment, "MPGPU_RELAY_GPUS": ",".join(str(gpu) for gpu in range(gpus))}
+            failed |= subprocess.run([sys.executable, __file__, "--part", "links"], env=every, check=False).returncode
+        if asked.unchanged:
+            for prefix in ([], [asked.unchanged, "run", "--"]):
+                print("unchanged, with mpgpu run:" if prefix else "unchanged, without:", flush=True)
+                failed |= subprocess.run([*prefix, sys.executable, __file__, "--part", "batches"], env=first, check=False).returncode
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
