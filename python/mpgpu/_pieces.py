@@ -123,14 +123,16 @@ def _of_tensor(tensor: Any, name: str, used: _Used) -> tuple[int, _Form] | None:
     elements. A cache of 32 layers has 64 tensors, so this function makes no more calls of torch than it needs.
     """
     try:
-        blocks, nbytes, address, storage, device = (
-            len(tensor),
+        # `len` takes three times as long as `shape`.
+        shape, nbytes, address, storage, device = (
+            tensor.shape,
             tensor.nbytes,
             tensor.data_ptr(),
             tensor.untyped_storage(),
             tensor.get_device(),
         )
-    except (RuntimeError, TypeError):
+        blocks = shape[0]
+    except (RuntimeError, IndexError):
         # Sparse tensors and those that wrap other tensors have no storage. Others have no dimensions.
         return None
     if not address or not nbytes or tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
@@ -139,7 +141,7 @@ def _of_tensor(tensor: Any, name: str, used: _Used) -> tuple[int, _Form] | None:
     if not tensor.is_contiguous():
         strides = tensor.stride()
         stride = strides[0] * tensor.element_size()
-        if stride < block or not contiguous(tensor.shape[1:], strides[1:], 1):
+        if stride < block or not contiguous(shape[1:], strides[1:], 1):
             return None
         nbytes = (blocks - 1) * stride + block
     offset = tensor.storage_offset()
@@ -332,7 +334,7 @@ def _of_index_tensor(torch: Any, tensor: Any, name: str, used: _Used) -> _Index 
     try:
         if not width or tensor.dim() != 1 or tensor.is_nested or not tensor.is_contiguous():
             return None
-        count, address, storage, device = len(tensor), tensor.data_ptr(), tensor.untyped_storage(), tensor.get_device()
+        count, address, storage, device = tensor.numel(), tensor.data_ptr(), tensor.untyped_storage(), tensor.get_device()
     except RuntimeError:
         return None
     if (tensor.storage_offset() + count) * width > storage.nbytes() or (count and not address):
@@ -541,21 +543,21 @@ def copy_blocks(
     destinations, sources = _new(_ADDRESSES, into.addresses), _new(_ADDRESSES, of.addresses)
     blocks = _new(
         _BLOCKS,
-        (
-            _BLOCKS_BYTES,
-            _cast(_DESTINATIONS, destinations),
-            _cast(_SOURCES, sources),
-            layers,
-            into.block,
-            count,
-            into.stride,
-            of.stride,
-            into.blocks,
-            of.blocks,
-            NULL if to is None else to.pointer,
-            NULL if at is None else at.pointer,
-            to.width if to is not None else at.width if at is not None else 8,
-        ),
+        {
+            "size": _BLOCKS_BYTES,
+            "dst": _cast(_DESTINATIONS, destinations),
+            "src": _cast(_SOURCES, sources),
+            "layers": layers,
+            "block_bytes": into.block,
+            "count": count,
+            "dst_stride": into.stride,
+            "src_stride": of.stride,
+            "dst_blocks": into.blocks,
+            "src_blocks": of.blocks,
+            "dst_index": NULL if to is None else to.pointer,
+            "src_index": NULL if at is None else at.pointer,
+            "index_bytes": to.width if to is not None else at.width if at is not None else 8,
+        },
     )
     options = NULL if multiprocessors is None and paced is None else _options(multiprocessors, paced)
     if context is None and type(stream) is Stream and (not used.memories or all(memory.context is None for memory in used.memories)):
