@@ -17,6 +17,7 @@ from ._entry import Arrival, Entries, SentEntry
 from ._library import HOST, version
 from ._message import ANY, Channel, Message, MessageInfo, Messenger, Receive
 from ._node import End, HalfTransfer, Node, NodePlan, NodeTransfer, receive_from, send_to
+from ._pieces import copy_blocks
 from ._plan import Plan, PlanInfo, Request, copy
 from ._streams import Stream
 from .errors import (
@@ -79,6 +80,7 @@ __all__ = [
     "all_to_all",
     "broadcast",
     "copy",
+    "copy_blocks",
     "default_context",
     "devices",
     "empty",

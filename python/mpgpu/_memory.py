@@ -281,7 +281,7 @@ class Storages:
         )
 
 
-def _contiguous(shape: Any, strides: Any, itemsize: int) -> bool:
+def contiguous(shape: Any, strides: Any, itemsize: int) -> bool:
     """Returns true if the elements are contiguous in C order. ``strides`` is in units of ``itemsize``."""
     if strides is None or 0 in shape:
         return True
@@ -306,7 +306,7 @@ def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: b
         # The interface of a masked array returns the data without the mask.
         raise ArgumentError(f"{name}: a masked array is not copied with its mask: copy its data and its mask")
     itemsize = itemsize_of(typestr)
-    if not _contiguous(shape, strides, itemsize):
+    if not contiguous(shape, strides, itemsize):
         copied = "a contiguous copy" if on_gpu else "numpy.ascontiguousarray(x)"
         raise _not_contiguous(name, shape, strides, None if is_written else copied)
     nbytes = itemsize
@@ -429,7 +429,7 @@ def _of_dlpack(value: Any, name: str, immutable: bool, is_written: bool) -> Memo
         raise ArgumentError(f"{name}: __dlpack__ of {type(value).__name__} returned no DLPack capsule")
     shape = [tensor.shape[i] for i in range(tensor.ndim)]
     strides = [tensor.strides[i] for i in range(tensor.ndim)] if tensor.strides else None
-    if not _contiguous(shape, strides, 1):
+    if not contiguous(shape, strides, 1):
         raise _not_contiguous(name, shape, strides, None if is_written else "a contiguous copy")
     elements = 1
     for extent in shape:

@@ -64,7 +64,7 @@ def _current_gpu() -> int:
 
 
 # --- element types ----------------------------------------------------------------------------------------------------------
-_ORDER = "<" if sys.byteorder == "little" else ">"
+NATIVE_ORDER = "<" if sys.byteorder == "little" else ">"
 _KINDS = {"bool": "b", "uint": "u", "int": "i", "float": "f", "complex": "c"}
 _SIZES = {"b": (1,), "u": (1, 2, 4, 8), "i": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 _OF_PYTHON = {int: "int64", float: "float64", complex: "complex128", bool: "bool"}
@@ -132,7 +132,7 @@ def _of_text(text: str) -> str | None:
 def _short(order: str, kind: str, size: int) -> str | None:
     if size not in _SIZES[kind]:
         return None
-    return f"{'|' if size == 1 else (order if order in ('<', '>') else _ORDER)}{kind}{size}"
+    return f"{'|' if size == 1 else (order if order in ('<', '>') else NATIVE_ORDER)}{kind}{size}"
 
 
 def _of_numpy(dtype: Any) -> str | None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from . import _library
 from ._context import Context, default_context
@@ -79,10 +79,11 @@ class PlanInfo(NamedTuple):
 
 
 class Request(_library.Owner):
-    """Request: an execution of a plan that the program can wait for.
+    """Request: an execution of a plan, or a copy of blocks, that the program can wait for.
 
     Keeps the plan alive, and therefore all memory that the execution needs. If the request is dropped before the execution has finished,
-    mpgpu keeps the plan and the memory alive until then. Dropping a request does not block. May be used from any thread.
+    mpgpu keeps the plan and the memory alive until then. The same applies to the memory of a copy of blocks. Dropping a request does not
+    block. May be used from any thread.
     """
 
     __slots__ = ("__weakref__", "_asked", "_error", "_held", "_lock", "_request")
@@ -477,32 +478,8 @@ class Plan(_library.Owner):
         return int(_cast("uintptr_t", self._own))
 
     def _execute_in_all(self) -> Request:
-        """Executes the plan after earlier and before later work in the current streams of all frameworks. The caller holds the lock,
-        because the events are shared.
-        """
-        context = self._context._handle
-        streams = [(current, _cast(_STREAM, current.handle())) for current in self._currents]
-        while len(self._events) < len(streams):
-            event = _new("mp_event_t *")
-            check(lib.mp_event_create(context, event))
-            self._events.append(event[0])
-        (first, main), others = streams[0], streams[1:]
-
-        def on(current: Current, stream: Any) -> AbstractContextManager[Any]:
-            return _entered(current.here(int(_cast("uintptr_t", stream))))
-
-        for event, (current, stream) in zip(self._events[1:], others):
-            with on(current, stream):
-                check(lib.mp_event_record(context, event, stream))
-        with on(first, main):
-            for event in self._events[1:]:
-                check(lib.mp_stream_wait_event(context, main, event))
-            made = self._begin(main)
-            check(lib.mp_event_record(context, self._events[0], main))
-        for current, stream in others:
-            with on(current, stream):
-                check(lib.mp_stream_wait_event(context, stream, self._events[0]))
-        return made
+        """Executes the plan in the current streams of all frameworks. The caller holds the lock, because the events are shared."""
+        return enqueue_in_all(self._context, self._currents, self._events, self._begin)
 
     def prepare(self, stream: StreamLike | None = None) -> None:
         """Performs the one-time setup for executions in ``stream``, so that the first execution takes no longer than later ones. Copies no
@@ -552,6 +529,34 @@ _NOTHING = _Nothing()
 
 def _entered(here: AbstractContextManager[Any] | None) -> AbstractContextManager[Any]:
     return here if here is not None else _NOTHING
+
+
+def enqueue_in_all(context: Context, currents: Sequence[Current], events: list[Any], begin: Callable[[Any], Request]) -> Request:
+    """Enqueues work after earlier and before later work in several streams. ``begin`` enqueues it in the stream that it is passed, the
+    first of ``currents``. Missing events are created and added to ``events``; no other call may use the events meanwhile.
+    """
+    streams = [(current, _cast(_STREAM, current.handle())) for current in currents]
+    while len(events) < len(streams):
+        event = _new("mp_event_t *")
+        check(lib.mp_event_create(context._handle, event))
+        events.append(event[0])
+    (first, main), others = streams[0], streams[1:]
+
+    def on(current: Current, stream: Any) -> AbstractContextManager[Any]:
+        return _entered(current.here(int(_cast("uintptr_t", stream))))
+
+    for event, (current, stream) in zip(events[1:], others):
+        with on(current, stream):
+            check(lib.mp_event_record(context._handle, event, stream))
+    with on(first, main):
+        for event in events[1:]:
+            check(lib.mp_stream_wait_event(context._handle, main, event))
+        made = begin(main)
+        check(lib.mp_event_record(context._handle, events[0], main))
+    for current, stream in others:
+        with on(current, stream):
+            check(lib.mp_stream_wait_event(context._handle, stream, events[0]))
+    return made
 
 
 def copy(dst: Array, src: Array, stream: StreamLike | None = None, *, context: Context | None = None, as_bytes: bool = False) -> Request:

@@ -18,6 +18,8 @@ else:
 
 __all__ = [
     "Array",
+    "BlockArrays",
+    "BlockIndices",
     "Communicator",
     "CupyDevice",
     "CupyStream",
@@ -59,6 +61,12 @@ class SupportsCudaArrayInterface(Protocol):
 
 Array = Union[SupportsBuffer, SupportsDlpack, SupportsArrayInterface, SupportsCudaArrayInterface]
 """Any object with memory."""
+
+BlockArrays = Union[Array, Sequence[Array]]
+"""Array whose first dimension counts blocks, or a list or tuple of such arrays, one for each layer."""
+
+BlockIndices = Union[Array, Sequence[SupportsIndex]]
+"""Indices of blocks: a list, or a one-dimensional array of integers of 32 or 64 bits."""
 
 
 class SupportsCudaStream(Protocol):

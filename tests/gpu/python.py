@@ -208,6 +208,54 @@ def host_memory_may_be_used_when_a_copy_returns() -> None:
 
 
 @test
+def blocks_are_copied_by_index_lists_on_the_host_and_on_the_gpu() -> None:
+    torch = need_torch()
+    import mpgpu
+
+    on_gpu = [random(torch, 64 * 4096, layer, "cuda").view(64, 4096) for layer in range(3)]
+    on_host = [torch.zeros(100, 4096, dtype=torch.uint8).pin_memory() for _ in on_gpu]
+    stream = torch.cuda.Stream()
+    for dtype in (torch.int32, torch.int64):
+        for device in ("cpu", "cuda"):
+            to, of = (torch.randperm(64)[:20].to(device, dtype) for _ in range(2))
+            torch.cuda.synchronize()
+            for given in (None, stream):
+                before = [each.clone() for each in on_host]
+                request = mpgpu.copy_blocks(on_host, on_gpu, to, of, stream=given, multiprocessors=2)
+                request.synchronize()
+                for place, layer, wanted in zip(on_host, on_gpu, before):
+                    wanted[to.cpu().long()] = layer.cpu()[of.cpu().long()]
+                    assert torch.equal(place, wanted), (dtype, device, given)
+                before = [each.cpu() for each in on_gpu]
+                mpgpu.copy_blocks(on_gpu, on_host, of, to, stream=given).synchronize()
+                for layer, wanted in zip(on_gpu, before):
+                    assert torch.equal(layer.cpu(), wanted), (dtype, device, given)
+    with refused(mpgpu.ArgumentError, "dst_index[1]=-2: must not be negative"):
+        mpgpu.copy_blocks(on_host, on_gpu, [0, -2], [0, 1])
+    late = mpgpu.copy_blocks(on_host, on_gpu, torch.tensor([0, 100], device="cuda"), [0, 1])
+    with refused(mpgpu.ArgumentError, "index 1 of the destination is 100"):
+        late.synchronize()
+    with refused(mpgpu.ArgumentError, "pageable"):
+        mpgpu.copy_blocks(torch.zeros(64, 4096, dtype=torch.uint8), on_gpu[0])
+
+
+@test
+def copies_of_blocks_run_in_the_order_of_the_current_stream() -> None:
+    torch = need_torch()
+    import mpgpu
+
+    src, dst = torch.zeros(256, 4096, device="cuda"), torch.zeros(256, 4096, device="cuda")
+    index = torch.arange(255, -1, -1, device="cuda")
+    for value in range(1, 20):
+        torch.cuda._sleep(2_000_000)
+        src.fill_(value)
+        mpgpu.copy_blocks(dst, src, index)
+        seen = dst.clone()
+        src.fill_(-1)
+        assert bool((seen == value).all()), value
+
+
+@test
 def tensors_live_until_the_copy_that_nobody_holds_is_done() -> None:
     torch = need_torch()
     import mpgpu

@@ -343,7 +343,7 @@ def every_class():
 
 # Classes that own no resources of the library. A new class must be added here, unless its objects cannot be copied.
 PLAIN = {"Arrival", "Current", "Entries", "Memory", "Owner", "Part", "SentEntry", "Storages"}
-PLAIN |= {"_Contents", "_Freed", "_Gathering", "_Nothing", "_Waiting"}
+PLAIN |= {"_Contents", "_End", "_First", "_Freed", "_Gathering", "_Index", "_Nothing", "_Used", "_Waiting"}
 OWNERS = sorted(
     {
         found

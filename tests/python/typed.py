@@ -30,6 +30,12 @@ plan.execute(stream).synchronize()
 plan.execute(0)
 plan.execute("default")  # type: ignore[arg-type]
 
+mpgpu.copy_blocks(buffer, array, [0, 1], numpy.arange(2), stream=stream, multiprocessors=2, paced=False).synchronize()
+mpgpu.copy_blocks([buffer, buffer], [array, array], range(2), buffer, context=plan.context)
+mpgpu.copy_blocks(buffer, array, 3)  # type: ignore[arg-type]
+mpgpu.copy_blocks(buffer, array, ["first"])  # type: ignore[list-item]
+mpgpu.copy_blocks([1, 2], array)  # type: ignore[list-item]
+
 
 class Alone:
     """Communicator of a single rank."""
