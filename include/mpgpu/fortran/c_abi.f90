@@ -273,6 +273,35 @@ module mpgpu_c
         integer(c_int8_t) :: bytes(64) = 0_c_int8_t
     end type mp_message_descriptor_t
 
+    type, bind(c) :: mp_blocks_t
+        integer(c_size_t) :: size = 104_c_size_t
+        type(c_ptr) :: dst = c_null_ptr
+        type(c_ptr) :: src = c_null_ptr
+        integer(c_int64_t) :: layers = 0_c_int64_t
+        integer(c_int64_t) :: block_bytes = 0_c_int64_t
+        integer(c_int64_t) :: count = 0_c_int64_t
+        integer(c_int64_t) :: dst_stride = 0_c_int64_t
+        integer(c_int64_t) :: src_stride = 0_c_int64_t
+        integer(c_int64_t) :: dst_blocks = 0_c_int64_t
+        integer(c_int64_t) :: src_blocks = 0_c_int64_t
+        type(c_ptr) :: dst_index = c_null_ptr
+        type(c_ptr) :: src_index = c_null_ptr
+        integer(c_int32_t) :: index_bytes = 8_c_int32_t
+        integer(c_int32_t) :: reserved = 0_c_int32_t
+    end type mp_blocks_t
+
+    type, bind(c) :: mp_piece_options_t
+        integer(c_size_t) :: size = 16_c_size_t
+        integer(c_int32_t) :: multiprocessors = 0_c_int32_t
+        integer(c_int) :: paced = 0_c_int
+    end type mp_piece_options_t
+
+    type, bind(c) :: mp_segment_t
+        type(c_ptr) :: dst = c_null_ptr
+        type(c_ptr) :: src = c_null_ptr
+        integer(c_int64_t) :: bytes = 0_c_int64_t
+    end type mp_segment_t
+
     abstract interface
         subroutine mp_log_callback_t(level, target, message, user) bind(c)
             import
@@ -962,5 +991,28 @@ module mpgpu_c
             type(c_ptr), intent(inout), optional :: request
             integer(c_int) :: outcome
         end function mp_message_fetch
+
+        function mp_copy_blocks(context, blocks, options, stream, request) bind(c, name="mp_copy_blocks") &
+                result(outcome)
+            import
+            type(c_ptr), value :: context
+            type(mp_blocks_t), intent(in), optional :: blocks
+            type(mp_piece_options_t), intent(in), optional :: options
+            type(c_ptr), value :: stream
+            type(c_ptr), intent(inout), optional :: request
+            integer(c_int) :: outcome
+        end function mp_copy_blocks
+
+        function mp_copy_pieces(context, pieces, count, options, stream, request) bind(c, name="mp_copy_pieces") &
+                result(outcome)
+            import
+            type(c_ptr), value :: context
+            type(mp_segment_t), intent(in), optional :: pieces(*)
+            integer(c_size_t), value :: count
+            type(mp_piece_options_t), intent(in), optional :: options
+            type(c_ptr), value :: stream
+            type(c_ptr), intent(inout), optional :: request
+            integer(c_int) :: outcome
+        end function mp_copy_pieces
     end interface
 end module mpgpu_c
