@@ -17,6 +17,7 @@ use crate::backend::{
     BackendError, BlockCopy, BlockEnd, Completion, Endpoints, Indices, KernelBounds, Pieces, Report, StreamHandle, index_out_of_range,
 };
 use crate::block_list::{BlockList, LAYERS_PER_LAUNCH, ListEnd, PIECE_LANES};
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -27,12 +28,12 @@ use std::sync::{Arc, Mutex};
 const READS_PER_COPY: u64 = 8;
 /// Bytes in front of a list: the two words that report an index.
 const REPORT_BYTES: u64 = 64;
-/// Lists in use at once for each GPU.
-const MOST_LISTS: usize = 1024;
+/// Maximum number of blocks that one call polls to find one that is no longer in use.
+const MOST_POLLED: usize = 16;
 
-/// Memory for lists, by GPU.
+/// Memory for lists, by GPU. Blocks at the front were not polled for the longest time.
 #[derive(Debug, Default)]
-pub(super) struct Lists(Mutex<Vec<ListBlock>>);
+pub(super) struct Lists(Mutex<VecDeque<ListBlock>>);
 
 /// Memory for one list.
 #[derive(Debug)]
@@ -245,25 +246,30 @@ impl PieceLaunch<'_> {
 impl Lists {
     /// A block with room for so many bytes, which no copy reads any more. The GPU's context is current.
     fn take(&self, gpus: &Gpus, gpu: usize, bytes: u64) -> Result<ListBlock, BackendError> {
-        let fits = |block: &ListBlock| block.gpu == gpu && block.bytes >= bytes;
-        {
-            let mut blocks = lock(&self.0);
-            if let Some(at) = blocks.iter().position(|block| fits(block) && block.is_idle(gpus.driver)) {
-                let mut block = blocks.swap_remove(at);
-                block.settle();
-                return Ok(block);
+        let mut blocks = lock(&self.0);
+        let mut polled = 0;
+        for _ in 0..blocks.len() {
+            if polled == MOST_POLLED {
+                break;
             }
-            if blocks.iter().filter(|block| block.gpu == gpu).count() >= MOST_LISTS {
-                return Err(BackendError::NotSupported(format!(
-                    "{MOST_LISTS} copies of pieces are in flight on GPU {gpu}: wait for some of them first"
-                )));
+            let Some(mut block) = blocks.pop_front() else { break };
+            if block.gpu == gpu && block.bytes >= bytes {
+                if block.is_idle(gpus.driver) {
+                    block.settle();
+                    return Ok(block);
+                }
+                polled += 1;
             }
+            blocks.push_back(block);
         }
+        drop(blocks);
+        // The number of copies in flight is not limited. A call that waited for an earlier copy could wait for a signal that the same thread
+        // raises later.
         ListBlock::new(gpus, gpu, bytes.next_power_of_two().max(64 << 10))
     }
 
     fn give_back(&self, block: ListBlock) {
-        lock(&self.0).push(block);
+        lock(&self.0).push_back(block);
     }
 
     /// Frees all memory. All work has finished.
