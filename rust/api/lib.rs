@@ -42,17 +42,19 @@ mod context;
 mod node;
 #[cfg(feature = "cudarc")]
 mod of_cudarc;
+mod pieces;
 mod plan;
 mod stream;
 
 pub use buffer::{Buffer, Element, End, Slice};
 pub use context::Context;
 pub use node::{Half, Node};
+pub use pieces::{BlockArrays, BlockIndex, BlockIndices};
 pub use plan::{Plan, Request, Transfer};
 pub use stream::{Event, Stream};
 
 pub use mpgpu_backend::{BackendError, SignalWait};
-pub use mpgpu_contexts::{BackendChoice, ContextOptions, DeviceStatistics, Error, Measured, PlanOptions, Statistics};
+pub use mpgpu_contexts::{BackendChoice, ContextOptions, DeviceStatistics, Error, Measured, PieceOptions, PlanOptions, Statistics};
 pub use mpgpu_core::plan::{Engine, Relays};
 /// Device of a context: a GPU, for example `Device::gpu(0)`, or host memory, `Device::HOST`.
 pub use mpgpu_core::topology::DeviceId as Device;
