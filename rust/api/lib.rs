@@ -21,7 +21,8 @@
 //! **Ownership.** Objects are reference-counted handles. A plan keeps its buffers alive, a buffer its context, and a request its plan.
 //! Dropping the last handle frees the object. Two operations block until the work that the context has enqueued has finished: freeing
 //! memory, and dropping a plan whose memory the context has not allocated. A copy of pieces keeps such memory alive until it has ended.
-//! Therefore no execution uses freed memory, even if a handle is leaked. Do not drop the last handle in a function of [`Stream::launch_host`]: the function would wait for itself.
+//! Therefore no execution uses freed memory, even if a handle is leaked. Do not drop the last handle in a function of
+//! [`Stream::launch_host`]: the function would wait for itself.
 //!
 //! **Not checked.** If two executions access the same bytes and at least one of them writes, the program must order them by streams or
 //! events, as on a GPU. Otherwise the values are unspecified. Memory safety does not depend on the order: any bytes are a valid value of
