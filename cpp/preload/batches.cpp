@@ -85,8 +85,8 @@ outcome direction_of(const batch &copies, std::size_t &total) {
     return all;
 }
 
-/// Enqueues the batch with the context `context`, and returns true on success.
-bool enqueue(const batch &copies, stream in, mp_context_t context, std::uint64_t relays) {
+/// Enqueues the batch with the context `made`, and returns true on success.
+bool enqueue(const batch &copies, stream in, mp_context_t made, std::uint64_t relays) {
     // The driver rejects batches in the legacy default stream and must return its own error. mpgpu rejects lists of
     // pieces in a captured stream.
     if (in == nullptr || !are_read_in_stream(copies) || is_being_captured(in)) {
@@ -107,7 +107,7 @@ bool enqueue(const batch &copies, stream in, mp_context_t context, std::uint64_t
     }
     mp_piece_options_t options = MP_PIECE_OPTIONS_INIT;
     options.relay_gpus = relays;
-    if (mp_copy_pieces(context, pieces.data(), pieces.size(), &options, static_cast<mp_stream_t>(in), nullptr) !=
+    if (mp_copy_pieces(made, pieces.data(), pieces.size(), &options, static_cast<mp_stream_t>(in), nullptr) !=
         MP_SUCCESS) {
         return false;
     }
@@ -122,8 +122,7 @@ bool take_batch(const batch &copies, stream in) noexcept {
         return false;
     }
     try {
-        return with_context(
-            [&](mp_context_t context, std::uint64_t relays) { return enqueue(copies, in, context, relays); });
+        return with_context([&](mp_context_t made, std::uint64_t relays) { return enqueue(copies, in, made, relays); });
     } catch (...) { // Exceptions are thrown only before the batch is enqueued.
         return false;
     }

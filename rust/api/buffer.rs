@@ -311,9 +311,9 @@ impl End {
     /// # Safety
     ///
     /// The library does not check the address. The memory must be allocated when a plan that uses it is created. It must stay allocated
-    /// until that plan has been dropped, or until all executions of the plan have ended and none follows. If the memory is a destination,
-    /// any bytes must be valid values of its type. Code that reads or writes the memory must be ordered with each execution, by streams or
-    /// by waiting.
+    /// until that plan has been dropped, or until all executions of the plan have ended and none follows. For a copy of pieces, it must
+    /// stay allocated until the copy has ended. If the memory is a destination, any bytes must be valid values of its type. Code that reads
+    /// or writes the memory must be ordered with each execution, by streams or by waiting.
     pub unsafe fn from_raw(address: u64, device: DeviceId, bytes: u64) -> End {
         End { address, device, bytes, context: None, keep: None }
     }
@@ -322,7 +322,7 @@ impl End {
     ///
     /// # Safety
     /// The requirements are those of `from_raw`.
-    unsafe fn of_host(address: *const u8, bytes: usize) -> End {
+    pub(crate) unsafe fn of_host(address: *const u8, bytes: usize) -> End {
         End { address: address.expose_provenance() as u64, device: DeviceId::HOST, bytes: bytes as u64, context: None, keep: None }
     }
 

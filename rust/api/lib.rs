@@ -20,8 +20,9 @@
 //!
 //! **Ownership.** Objects are reference-counted handles. A plan keeps its buffers alive, a buffer its context, and a request its plan.
 //! Dropping the last handle frees the object. Two operations block until the work that the context has enqueued has finished: freeing
-//! memory, and dropping a plan whose memory the context has not allocated. Therefore no execution uses freed memory, even if a handle is
-//! leaked. Do not drop the last handle in a function of [`Stream::launch_host`]: the function would wait for itself.
+//! memory, and dropping a plan whose memory the context has not allocated. A copy of pieces keeps such memory alive until it has ended.
+//! Therefore no execution uses freed memory, even if a handle is leaked. Do not drop the last handle in a function of
+//! [`Stream::launch_host`]: the function would wait for itself.
 //!
 //! **Not checked.** If two executions access the same bytes and at least one of them writes, the program must order them by streams or
 //! events, as on a GPU. Otherwise the values are unspecified. Memory safety does not depend on the order: any bytes are a valid value of
@@ -42,17 +43,19 @@ mod context;
 mod node;
 #[cfg(feature = "cudarc")]
 mod of_cudarc;
+mod pieces;
 mod plan;
 mod stream;
 
 pub use buffer::{Buffer, Element, End, Slice};
 pub use context::Context;
 pub use node::{Half, Node};
+pub use pieces::{BlockArrays, BlockIndex, BlockIndices};
 pub use plan::{Plan, Request, Transfer};
 pub use stream::{Event, Stream};
 
 pub use mpgpu_backend::{BackendError, SignalWait};
-pub use mpgpu_contexts::{BackendChoice, ContextOptions, DeviceStatistics, Error, Measured, PlanOptions, Statistics};
+pub use mpgpu_contexts::{BackendChoice, ContextOptions, DeviceStatistics, Error, Measured, PieceOptions, PlanOptions, Statistics};
 pub use mpgpu_core::plan::{Engine, Relays};
 /// Device of a context: a GPU, for example `Device::gpu(0)`, or host memory, `Device::HOST`.
 pub use mpgpu_core::topology::DeviceId as Device;

@@ -120,7 +120,7 @@ impl Plan {
             Planned::Own(plan) => plan.execute(handle),
             Planned::Node(plan) => plan.execute(handle),
         }?;
-        Ok(Request { completion, plan: self.clone() })
+        Ok(Request { completion, context: self.inner.context.clone(), plan: Some(self.clone()) })
     }
 
     /// Performs the one-time setup for executions in `stream`, so that the first execution takes no longer than later ones. Call it before
@@ -184,16 +184,22 @@ impl Plan {
     }
 }
 
-/// Request: an execution of a plan that the program can wait for. It keeps its plan alive. If the request is dropped, the
-/// execution continues.
+/// Request: an execution of a plan, or a copy of pieces, that the program can wait for. It keeps its plan alive. If the request is dropped,
+/// the execution continues.
 #[derive(Debug)]
-#[must_use = "to execute without waiting, call Plan::enqueue, which costs less"]
+#[must_use = "to execute without waiting, call Plan::enqueue, Context::enqueue_blocks or Context::enqueue_pieces, which cost less"]
 pub struct Request {
     completion: Completion,
-    plan: Plan,
+    context: Context,
+    /// Plan of the execution. `None` for a copy of pieces.
+    plan: Option<Plan>,
 }
 
 impl Request {
+    pub(crate) fn of_pieces(completion: Completion, context: Context) -> Request {
+        Request { completion, context, plan: None }
+    }
+
     /// Blocks until the execution has ended.
     ///
     /// # Errors
@@ -220,12 +226,12 @@ impl Request {
     ///
     /// Returns an error if the context has been closed.
     pub fn then(self, function: impl FnOnce(Result<(), Error>) + Send + 'static) -> Result<(), Error> {
-        let Request { completion, plan } = self;
-        plan.inner.context.runtime.call_when_done(completion, Box::new(move |outcome| function(outcome.map_err(Error::from))))
+        let Request { completion, context, plan: _plan } = self;
+        context.runtime.call_when_done(completion, Box::new(move |outcome| function(outcome.map_err(Error::from))))
     }
 
     pub(crate) fn context(&self) -> &Context {
-        &self.plan.inner.context
+        &self.context
     }
 
     pub(crate) fn completion(&self) -> &Completion {

@@ -43,7 +43,7 @@ impl Stream {
     /// # Safety
     ///
     /// On CUDA the driver does not check the handle. The stream must not be destroyed while this object is used. If the stream is being
-    /// captured, the memory of all plans that are enqueued in it must outlive the graph.
+    /// captured, the memory of all plans and pieces that are enqueued in it must outlive the graph.
     pub unsafe fn from_raw(ctx: &Context, handle: usize) -> Stream {
         Stream { context: ctx.clone(), handle: StreamHandle(handle), owner: Owner::Raw }
     }

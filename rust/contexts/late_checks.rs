@@ -7,20 +7,46 @@ use crate::sync::{Mutex, lock};
 /// Copies whose index lists are checked while the copies run, each with its stream. The caller may have no request for such a copy, so its
 /// error is also reported when the stream is synchronised.
 #[derive(Debug, Default)]
-pub struct LateChecks(Mutex<Vec<(StreamHandle, Completion)>>);
+pub struct LateChecks(Mutex<Noted>);
+
+#[derive(Debug, Default)]
+struct Noted {
+    copies: Vec<(StreamHandle, Completion)>,
+    /// Number of copies at which the next call removes those that have nothing to report.
+    full: usize,
+}
 
 impl LateChecks {
     /// Adds a copy that was enqueued in `stream`. Removes copies that have finished without an error.
     pub fn note(&self, stream: StreamHandle, copy: &Completion) {
-        let mut copies = lock(&self.0);
-        // A copy that has finished without an error has nothing to report.
-        copies.retain(|(_, earlier)| !matches!(earlier.is_done(), Ok(true)));
-        copies.push((stream, copy.clone()));
+        let mut noted = lock(&self.0);
+        if noted.copies.len() >= noted.full {
+            let mut failed = Vec::new();
+            noted.copies.retain(|(of, earlier)| match earlier.is_done() {
+                Ok(is_done) => !is_done,
+                // Only the first error of a stream is reported.
+                Err(_) if failed.contains(of) => false,
+                Err(_) => {
+                    failed.push(*of);
+                    true
+                }
+            });
+            // Each call then polls only a few copies on average.
+            noted.full = 2 * noted.copies.len() + 16;
+        }
+        noted.copies.push((stream, copy.clone()));
     }
 
-    /// Removes the copies in `stream` and returns the first error among them. The work in the stream must have finished.
+    /// Returns the first error of the copies in a stream whose work has finished. Each error is returned once.
     pub fn report(&self, stream: StreamHandle) -> Result<(), Error> {
-        let ended: Vec<Completion> = lock(&self.0).extract_if(.., |(of, _)| *of == stream).map(|(_, copy)| copy).collect();
+        // Copies that other threads have enqueued meanwhile remain. They may wait for later work of this thread.
+        let has_ended = |(of, copy): &mut (StreamHandle, Completion)| *of == stream && !matches!(copy.is_done(), Ok(false));
+        let ended: Vec<Completion> = lock(&self.0).copies.extract_if(.., has_ended).map(|(_, copy)| copy).collect();
         ended.iter().try_for_each(|copy| copy.wait()).map_err(Error::from)
+    }
+
+    /// Removes the copies of a stream that was destroyed. A new stream may have the same handle.
+    pub fn forget(&self, stream: StreamHandle) {
+        lock(&self.0).copies.retain(|(of, _)| *of != stream);
     }
 }

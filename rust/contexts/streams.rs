@@ -17,7 +17,9 @@ impl Context {
     /// Destroys a stream of this context. Work that is enqueued in the stream still finishes.
     pub fn destroy_stream(&self, stream: StreamHandle) -> Result<(), Error> {
         let _open = self.shared.enter()?;
-        Ok(self.shared.holdings.destroy_stream(stream, self.backend())?)
+        self.shared.holdings.destroy_stream(stream, self.backend())?;
+        self.shared.late_checks.forget(stream);
+        Ok(())
     }
 
     /// Returns the device of a stream. For a default stream, which belongs to no particular GPU, returns the host.

@@ -87,14 +87,14 @@ pub struct mp_piece_options_t {
 
 // SAFETY: The first field is `size: usize`. The other fields are integers and pointers.
 unsafe impl Versioned for mp_blocks_t {
-    const NAME: &'static str = "mp_blocks_t";
+    const NAME: &'static str = stringify!(mp_blocks_t);
     const INIT: &'static str = "MP_BLOCKS_INIT";
     const FIRST_SIZE: usize = 104;
 }
 
 // SAFETY: The first field is `size: usize`. The other fields are integers.
 unsafe impl Versioned for mp_piece_options_t {
-    const NAME: &'static str = "mp_piece_options_t";
+    const NAME: &'static str = stringify!(mp_piece_options_t);
     const INIT: &'static str = "MP_PIECE_OPTIONS_INIT";
     const FIRST_SIZE: usize = 24;
 }

@@ -48,6 +48,8 @@ contains
         type(mp_trigger_t) :: trigger
         type(mp_partition_tuning_t) :: tuning
         type(mp_messenger_options_t) :: messenger
+        type(mp_blocks_t) :: blocks
+        type(mp_piece_options_t) :: pieces
         call check(c_sizeof(error) == error%size, "mp_error_info_t")
         call check(c_sizeof(context) == context%size, "mp_context_options_t")
         call check(c_sizeof(statistics) == statistics%size, "mp_statistics_t")
@@ -61,6 +63,8 @@ contains
         call check(c_sizeof(trigger) == trigger%size, "mp_trigger_t")
         call check(c_sizeof(tuning) == tuning%size, "mp_partition_tuning_t")
         call check(c_sizeof(messenger) == messenger%size, "mp_messenger_options_t")
+        call check(c_sizeof(blocks) == blocks%size .and. blocks%index_bytes == 8, "mp_blocks_t")
+        call check(c_sizeof(pieces) == pieces%size, "mp_piece_options_t")
         call check(mp_version() == MP_HEADER_VERSION, "the module and the library have one version")
     end subroutine structs_have_the_sizes_that_the_library_expects
 

@@ -70,6 +70,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     let (all_agents, mut best) = (partition_tuning(u32::MAX), partition_options(0));
     let (mut messenger, mut out_messenger, mut execution) = (null_mut(), poison(), null_mut());
     let mut none_such = null_mut();
+    let (none_copied, one_copied) = (blocks(), mp_blocks_t { layers: 1, ..blocks() });
     let (mut own_gpus, mut own_count) = ([0_i32; 1], 0_usize);
     let (mut told, mut descriptor) = (message_info(), mp_message_descriptor_t { bytes: [0; 64] });
     let mut nowhere = mp_message_info_t { metadata_capacity: 1, ..told };
@@ -182,6 +183,15 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
                 "descriptor",
                 ARGUMENT,
             ),
+            ("mp_copy_blocks", mp_copy_blocks(null_mut(), &none_copied, null(), null_mut(), &mut none_such), "context", HANDLE),
+            ("mp_copy_blocks", mp_copy_blocks(c, null(), null(), null_mut(), &mut none_such), "blocks", ARGUMENT),
+            ("mp_copy_blocks", mp_copy_blocks(c, &none_copied, null(), poison(), &mut none_such), "stream", HANDLE),
+            ("mp_copy_blocks", mp_copy_blocks(c, &one_copied, null(), null_mut(), &mut none_such), "dst", ARGUMENT),
+            ("mp_copy_blocks", mp_copy_blocks(c, &none_copied, null(), null_mut(), misaligned()), "request", ARGUMENT),
+            ("mp_copy_pieces", mp_copy_pieces(null_mut(), null(), 0, null(), null_mut(), &mut none_such), "context", HANDLE),
+            ("mp_copy_pieces", mp_copy_pieces(c, null(), 1, null(), null_mut(), &mut none_such), "pieces", ARGUMENT),
+            ("mp_copy_pieces", mp_copy_pieces(c, null(), 0, null(), poison(), &mut none_such), "stream", HANDLE),
+            ("mp_copy_pieces", mp_copy_pieces(c, null(), 0, null(), null_mut(), misaligned()), "request", ARGUMENT),
             ("mp_stream_wait_request", mp_stream_wait_request(null_mut(), poison()), "request", HANDLE),
             ("mp_stream_wait_request", mp_stream_wait_request(poison(), execution), "stream", HANDLE),
             ("mp_request_set_callback", mp_request_set_callback(null_mut(), Some(ignore), null_mut()), "request", HANDLE),

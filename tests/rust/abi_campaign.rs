@@ -177,7 +177,7 @@ unsafe extern "C" fn produced(_: *mut c_void, triggers: *const mp_trigger_t, cou
 impl Fuzzer<'_> {
     /// Actions of the test, each with its relative frequency.
     #[expect(clippy::type_complexity, reason = "a table")]
-    const ACTIONS: [(u64, fn(&mut Self)); 18] = [
+    const ACTIONS: [(u64, fn(&mut Self)); 19] = [
         (4, Self::texts),
         (1, Self::log),
         (1, Self::context),
@@ -191,6 +191,7 @@ impl Fuzzer<'_> {
         (12, Self::plan),
         (6, Self::plan_questions),
         (14, Self::execute),
+        (8, Self::pieces),
         (14, Self::request),
         (8, Self::share),
         (8, Self::signal),
@@ -861,6 +862,114 @@ impl Fuzzer<'_> {
         } else if let Some(mut old) = self.pools.requests.put(&mut self.random, request, REMEMBERED) {
             // Fails if it was already waited for.
             call!(self, mp_request_destroy(&mut old));
+        }
+    }
+
+    /// Copies blocks and pieces without a plan. The library must trust index lists in host memory, so these exist.
+    fn pieces(&mut self) {
+        let (context, stream) = (self.a_context(), self.a_stream());
+        let options = mp_piece_options_t {
+            multiprocessors: [0, 1, 4, self.odd() as u32][self.below(4) as usize],
+            paced: self.below(4) as i32 - i32::from(self.one_in(8)),
+            ..piece_options()
+        };
+        let mut request: mp_request_t = poison();
+        let out = if self.one_in(2) { null_mut() } else { self.out(&mut request) };
+        let done =
+            if self.one_in(2) { self.listed_pieces(context, options, stream, out) } else { self.blocks(context, options, stream, out) };
+        if !done || out.is_null() {
+            assert_eq!(request, poison(), "an output was written");
+        } else if let Some(mut old) = self.pools.requests.put(&mut self.random, request, REMEMBERED) {
+            // Fails if it was already waited for.
+            call!(self, mp_request_destroy(&mut old));
+        }
+    }
+
+    fn listed_pieces(&mut self, context: mp_context_t, options: mp_piece_options_t, stream: mp_stream_t, out: *mut mp_request_t) -> bool {
+        let mut pieces = Vec::new();
+        for _ in 0..self.below(6) {
+            let bytes = if self.one_in(32) { self.odd() } else { self.random.next() >> (46 + self.below(18)) };
+            let ((dst, _, most), (src, _, also)) = (self.end(context, bytes), self.end(context, bytes));
+            pieces.push(mp_segment_t { dst: pointer(dst), src: pointer(src), bytes: bytes.min(most).min(also) });
+        }
+        let (list, count) = match self.below(24) {
+            0 => (null(), self.odd() as usize),
+            1 => (pieces.as_ptr().wrapping_byte_add(4), (self.odd() as usize).saturating_add(1)),
+            2 => (pieces.as_ptr(), usize::MAX - self.below(1 << 20) as usize),
+            _ => (pieces.as_ptr(), pieces.len()),
+        };
+        let options = if self.one_in(2) { null_mut() } else { self.sized(options) };
+        call!(self, mp_copy_pieces(context, list, count, options, stream, out))
+    }
+
+    fn blocks(&mut self, context: mp_context_t, options: mp_piece_options_t, stream: mp_stream_t, out: *mut mp_request_t) -> bool {
+        let bytes = if self.one_in(16) { self.odd() } else { self.below(400) };
+        let (count, width) = (self.below(20), [4, 8][self.below(2) as usize]);
+        let (mut dst, mut src, mut room) = (Vec::new(), Vec::new(), [u64::MAX; 2]);
+        for _ in 0..self.below(4) {
+            for (array, room) in [&mut dst, &mut src].into_iter().zip(&mut room) {
+                let (address, _, exists) = self.end(context, 1 << 14);
+                array.push(pointer::<c_void>(address));
+                *room = exists.min(*room);
+            }
+        }
+        let shape = |fuzzer: &mut Self, room: u64| {
+            let stride = match fuzzer.below(16) {
+                0 => fuzzer.odd(),
+                1..8 => 0,
+                _ => bytes.saturating_add(fuzzer.below(64)),
+            };
+            let fits = (room.saturating_sub(bytes) / stride.max(bytes).max(1)).saturating_add(1);
+            (stride, if fuzzer.one_in(8) { fuzzer.odd() } else { fits.min(64) })
+        };
+        let [(dst_stride, dst_blocks), (src_stride, src_blocks)] = [shape(self, room[0]), shape(self, room[1])];
+        // Lists of this thread's stack and heap exist until the call returns. Those in memory of a GPU have random contents.
+        let list = |fuzzer: &mut Self, blocks: u64| {
+            let below = if fuzzer.one_in(8) { fuzzer.odd() } else { blocks };
+            (0..20)
+                .map(|_| if width == 4 { fuzzer.below(below) | fuzzer.below(below) << 32 } else { fuzzer.below(below) })
+                .collect::<Vec<u64>>()
+        };
+        let lists = [list(self, dst_blocks), list(self, src_blocks)];
+        let mut is_host = false;
+        let mut index = |fuzzer: &mut Self, list: &[u64]| -> *const c_void {
+            let on_gpu = fuzzer.mine.iter().find(|memory| memory.owner == context.addr() && memory.device >= 0).copied();
+            match (fuzzer.below(8), on_gpu) {
+                (0..3, _) => null(),
+                (3, Some(memory)) => pointer(memory.address + 8 * fuzzer.below(memory.bytes / 8 + 1) as usize),
+                (4, _) => list.as_ptr().wrapping_byte_add(1).cast(),
+                _ => {
+                    is_host = true;
+                    list.as_ptr().cast()
+                }
+            }
+        };
+        let (dst_index, src_index) = (index(self, &lists[0]), index(self, &lists[1]));
+        let (layers, own) = (dst.len() as u64, self.one_in(2));
+        let blocks = mp_blocks_t {
+            dst: if self.one_in(24) { null() } else { dst.as_ptr() },
+            src: if self.one_in(24) { null() } else { src.as_ptr().cast() },
+            layers: if self.one_in(24) { u64::MAX - self.below(1 << 20) } else { layers },
+            block_bytes: bytes,
+            // A wrong count may exceed a list in host memory only if the library refuses it before it reads the list.
+            count: if self.one_in(16) && !is_host { self.odd() } else { count },
+            dst_stride,
+            src_stride,
+            dst_blocks,
+            src_blocks,
+            dst_index,
+            src_index,
+            index_bytes: if self.one_in(16) { self.odd() as u32 & !12 } else { width },
+            reserved: u32::from(self.one_in(24)),
+            ..blocks()
+        };
+        // Both structs would use the same buffer.
+        if own {
+            let blocks = self.sized(blocks);
+            call!(self, mp_copy_blocks(context, blocks, &options, stream, out))
+        } else {
+            let options = if self.one_in(2) { null_mut() } else { self.sized(options) };
+            call!(self, mp_copy_blocks(context, &blocks, options, stream, out))
         }
     }
 

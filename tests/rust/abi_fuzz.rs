@@ -140,7 +140,7 @@ impl World {
         let context = self.context(n[0]);
         // SAFETY: pointers are NULL or valid for the call. The library must check ranges; host ranges are real.
         unsafe {
-            match which % 27 {
+            match which % 29 {
                 0 => self.create_context(n),
                 1 if n[1].is_multiple_of(8) => self.destroy_context(context),
                 2..=4 => self.alloc(context, n),
@@ -199,6 +199,8 @@ impl World {
                 24 => self.export(context, n),
                 25 => self.import(context, n),
                 26 => self.signal(context, n),
+                27 => self.copy_pieces(context, n),
+                28 => self.copy_blocks(context, n),
                 21 => {
                     // The size may be any value, because the buffer is larger than the largest struct that the library reads.
                     let mut room = [0_u64; 512];
@@ -362,6 +364,101 @@ impl World {
         ok(unsafe { mp_wait(&mut waiting, null_mut()) });
         self.requests.push(request);
         self.expect(&transfers);
+    }
+
+    /// True if a copy has a known result: its ends are live memory of this context, or refused, and no destination overlaps another range.
+    fn is_clear(copies: &[mp_segment_t]) -> bool {
+        let apart = |a: usize, b: usize, bytes: [u64; 2]| {
+            a.checked_add(bytes[0] as usize).is_none_or(|end| end <= b) || a >= b.saturating_add(bytes[1] as usize)
+        };
+        let copies: Vec<&mp_segment_t> = copies.iter().filter(|copy| copy.bytes > 0).collect();
+        copies.iter().enumerate().all(|(at, one)| {
+            copies.iter().enumerate().all(|(other, two)| {
+                let bytes = [one.bytes, two.bytes];
+                apart(one.dst.addr(), two.src.addr(), bytes) && (at == other || apart(one.dst.addr(), two.dst.addr(), bytes))
+            })
+        })
+    }
+
+    /// Checks the result of a copy of pieces, waits for it, and updates the expected contents of memory.
+    unsafe fn copied(&mut self, context: mp_context_t, status: mp_status_t, mut request: mp_request_t, copies: &[mp_segment_t]) {
+        if status != MP_SUCCESS {
+            assert_eq!(request, poison());
+            return;
+        }
+        // SAFETY: the request is valid for the call.
+        ok(unsafe { mp_wait(&mut request, null_mut()) });
+        for copy in copies.iter().filter(|copy| copy.bytes > 0) {
+            for address in [copy.dst.addr(), copy.src.addr()] {
+                let (_, (owner, _, _)) = self.memory.range(..=address).next_back().expect("an accepted address is known");
+                assert_eq!(*owner, context, "memory of another context was accepted");
+            }
+            let moved = self.bytes(copy.src.addr(), copy.bytes as usize).expect("an accepted source is known").to_vec();
+            self.bytes(copy.dst.addr(), copy.bytes as usize).expect("an accepted destination is known").copy_from_slice(&moved);
+        }
+    }
+
+    unsafe fn copy_pieces(&mut self, context: mp_context_t, n: [u16; 8]) {
+        let mut pieces = Vec::new();
+        for i in 0..n[1] % 4 {
+            let mix = |k: usize| n[k].rotate_left(u32::from(i) * 5).wrapping_mul(2 * i + 1);
+            let ((dst, _), (src, _)) = (self.end(context, [mix(2), mix(3), mix(4)]), self.end(context, [mix(5), mix(6), mix(7)]));
+            let bytes = if mix(7).is_multiple_of(16) { odd_number(mix(3)) } else { u64::from(mix(4)) % 1024 };
+            pieces.push(mp_segment_t { dst: dst.cast(), src: src.cast(), bytes });
+        }
+        if !World::is_clear(&pieces) {
+            return;
+        }
+        let stream = if n[2].is_multiple_of(2) { null_mut() } else { handle(&self.streams, n[3]) };
+        let mut request = poison();
+        // SAFETY: the list and the output are valid for the calls. The library must check the addresses.
+        unsafe {
+            let status = mp_copy_pieces(context, pieces.as_ptr(), pieces.len(), null(), stream, &mut request);
+            self.copied(context, status, request, &pieces);
+        }
+    }
+
+    unsafe fn copy_blocks(&mut self, context: mp_context_t, n: [u16; 8]) {
+        let ((dst, _), (src, _)) = (self.end(context, [n[1], n[2], 0]), self.end(context, [n[3], n[4], 0]));
+        let (bytes, count) = (u64::from(n[5] % 100), u64::from(n[6] % 8));
+        let strides = [bytes + u64::from(n[5] >> 8) % 32, if n[7].is_multiple_of(2) { 0 } else { bytes }];
+        // The order of destinations is reversed, and sources may repeat.
+        let lists = [(0..count as u32).rev().collect::<Vec<u32>>(), (0..count as u32).map(|at| (at * u32::from(n[7])) % 9).collect()];
+        let blocks = mp_blocks_t {
+            dst: &dst.cast(),
+            src: &src.cast_const().cast(),
+            layers: 1,
+            block_bytes: bytes,
+            count,
+            dst_stride: strides[0],
+            src_stride: strides[1],
+            dst_blocks: count.max(1),
+            src_blocks: 8,
+            dst_index: lists[0].as_ptr().cast(),
+            src_index: lists[1].as_ptr().cast(),
+            index_bytes: 4,
+            ..blocks()
+        };
+        let copies: Vec<mp_segment_t> = lists[0]
+            .iter()
+            .zip(&lists[1])
+            .map(|(to, from)| mp_segment_t {
+                dst: dst.wrapping_add((u64::from(*to) * strides[0]) as usize).cast(),
+                src: src.wrapping_add((u64::from(*from) * bytes) as usize).cast(),
+                bytes,
+            })
+            .collect();
+        if !World::is_clear(&copies) {
+            return;
+        }
+        let mut request = poison();
+        // SAFETY: all pointers are valid for the calls. The library must check the arrays.
+        unsafe {
+            let status = mp_copy_blocks(context, &blocks, null(), null_mut(), &mut request);
+            let is_beyond = bytes > 0 && lists[1].contains(&8);
+            assert!(status != MP_SUCCESS || !is_beyond, "an index out of range was accepted");
+            self.copied(context, status, request, &copies);
+        }
     }
 
     /// Prepares a plan. A plan whose memory was freed must be refused. No data is copied.

@@ -3,7 +3,9 @@
 #[path = "../../examples/rust/jacobi.rs"]
 mod jacobi;
 
-use mpgpu::{BackendChoice, Buffer, Context, ContextOptions, Device, End, Error, Event, Half, Node, PlanOptions, Stream};
+use mpgpu::{
+    BackendChoice, BlockArrays, Buffer, Context, ContextOptions, Device, End, Error, Event, Half, Node, PieceOptions, PlanOptions, Stream,
+};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 
@@ -96,6 +98,112 @@ fn a_range_is_copied_and_the_rest_left_alone() {
     assert_eq!(b.to_vec(&stream).unwrap(), wanted);
     b.slice(50..51).write(&stream, &[9]).unwrap();
     assert_eq!(b.slice(49..52).to_vec(&stream).unwrap(), [0, 9, 0]);
+}
+
+/// Bytes of a block in the tests below.
+const BLOCK: u64 = 40;
+
+#[test]
+fn blocks_that_lists_name_are_copied_in_every_layer_and_the_rest_is_left_alone() {
+    let (ctx, options) = (context(), PieceOptions::default());
+    let stream = Stream::new(&ctx, Device::gpu(0)).unwrap();
+    let gpus: Vec<Buffer<u32>> = (0..3).map(|gpu| Buffer::from_slice(&ctx, Device::gpu(gpu), &numbers(100)).unwrap()).collect();
+    let hosts: Vec<Buffer<u32>> = (0..3).map(|_| Buffer::zeroed(&ctx, Device::HOST, 60).unwrap()).collect();
+    let block = |number: usize| numbers(100)[10 * number..10 * number + 10].to_vec();
+    let evicted = BlockArrays::new(&gpus, BLOCK).indices(&[9_u64, 0, 4]);
+    ctx.copy_blocks(&BlockArrays::new(&hosts, BLOCK).indices(&[5_u64, 2, 0]), &evicted, &options, &stream).unwrap().wait().unwrap();
+    let wanted = [block(4), vec![0; 10], block(0), vec![0; 20], block(9)].concat();
+    assert!(hosts.iter().all(|host| host.to_vec(&stream).unwrap() == wanted));
+    // Blocks 1 and 3 of the GPU, which lie further apart, receive blocks 0 and 1 of a range in host memory, in order.
+    let (to, from) = (Buffer::from_slice(&ctx, Device::gpu(1), &[1_u32, 3]).unwrap(), hosts[0].slice(20..40));
+    let spread = BlockArrays::new([&gpus[0]], BLOCK).stride(2 * BLOCK).indices(&to);
+    ctx.enqueue_blocks(&spread, &BlockArrays::new([&from], BLOCK), &options, &stream).unwrap();
+    stream.synchronize().unwrap();
+    let after = gpus[0].to_vec(&stream).unwrap();
+    assert_eq!((&after[20..30], &after[60..70]), (&block(0)[..], &[0; 10][..]));
+    assert_eq!(
+        [&after[..20], &after[30..60], &after[70..]].concat(),
+        [&numbers(100)[..20], &numbers(100)[30..60], &numbers(100)[70..]].concat()
+    );
+}
+
+#[test]
+fn indices_in_memory_of_a_gpu_are_checked_when_the_copy_runs_and_keep_their_memory() {
+    let (ctx, options) = (context(), PieceOptions::default());
+    let stream = Stream::new(&ctx, Device::gpu(0)).unwrap();
+    let host = Buffer::from_slice(&ctx, Device::HOST, &numbers(40)).unwrap();
+    let gpu = Buffer::<u32>::zeroed(&ctx, Device::gpu(0), 40).unwrap();
+    let gate = Gate::close(&stream);
+    std::thread::scope(|scope| {
+        let dropped = scope.spawn(|| {
+            let list = Buffer::from_slice(&ctx, Device::gpu(0), &[2_u32, 4, 1]).unwrap();
+            ctx.enqueue_blocks(&BlockArrays::new([&gpu], BLOCK), &BlockArrays::new([&host], BLOCK).indices(&list), &options, &stream)
+                .unwrap();
+        });
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        assert!(!dropped.is_finished(), "freeing the list waits for the copy");
+        drop(gate);
+    });
+    let error = stream.synchronize().unwrap_err().to_string();
+    assert!(error.contains("index 1 of the source is 4"), "{error}");
+    stream.synchronize().unwrap();
+    let wanted = [&numbers(40)[20..30], &[0; 10], &numbers(40)[10..20], &[0; 10]].concat();
+    assert_eq!(gpu.to_vec(&stream).unwrap(), wanted);
+}
+
+#[test]
+fn pieces_of_any_size_are_copied_in_stream_order() {
+    let (ctx, options) = (context(), PieceOptions { multiprocessors: Some(1), paced: Some(false), relays: None });
+    let stream = Stream::new(&ctx, Device::gpu(0)).unwrap();
+    let host = Buffer::from_slice(&ctx, Device::HOST, &numbers(1000)).unwrap();
+    let (a, b) = (Buffer::<u32>::zeroed(&ctx, Device::gpu(0), 1000).unwrap(), Buffer::<u32>::zeroed(&ctx, Device::gpu(1), 1000).unwrap());
+    let rows: Vec<_> =
+        (0..10).map(|row| (a.slice(100 * row..100 * row + 7 * row), host.slice(900 - 100 * row..900 - 100 * row + 7 * row))).collect();
+    ctx.enqueue_pieces(rows, &options, &stream).unwrap();
+    let request = ctx.copy_pieces([(&b, &a)], &options, &stream).unwrap();
+    let (tell, told) = mpsc::channel();
+    request.then(move |outcome| tell.send(outcome.is_ok()).unwrap()).unwrap();
+    assert_eq!(told.recv(), Ok(true));
+    let arrived = b.to_vec(&stream).unwrap();
+    for row in 0..10 {
+        let (at, from) = (100 * row, 900 - 100 * row);
+        assert_eq!(arrived[at..at + 7 * row], numbers(1000)[from..from + 7 * row]);
+        assert!(arrived[at + 7 * row..at + 100].iter().all(|number| *number == 0));
+    }
+    ctx.enqueue_pieces([(&b, &a); 0], &options, &stream).unwrap();
+}
+
+#[test]
+fn pieces_that_do_not_go_together_are_refused() {
+    let (ctx, other, options) = (context(), context(), PieceOptions::default());
+    let stream = Stream::new(&ctx, Device::gpu(0)).unwrap();
+    let a = Buffer::<u32>::zeroed(&ctx, Device::gpu(0), 100).unwrap();
+    let b = Buffer::<u32>::zeroed(&ctx, Device::HOST, 100).unwrap();
+    let theirs = Buffer::<u32>::zeroed(&other, Device::gpu(1), 100).unwrap();
+    let blocks = |of: &Buffer<u32>| BlockArrays::new([of], BLOCK);
+    let copy = |dst: BlockArrays<'_>, src: BlockArrays<'_>| ctx.enqueue_blocks(&dst, &src, &options, &stream).unwrap_err().to_string();
+    let cases = [
+        (copy(blocks(&a), blocks(&theirs)), "another context"),
+        (copy(blocks(&a).indices(&[1_u32]), blocks(&b).indices(&[1_u32, 2])), "the same length"),
+        (copy(blocks(&a).indices(&[1_u32]), blocks(&b).indices(&[1_u64])), "the same type"),
+        (copy(blocks(&a), BlockArrays::new([&b], 20)), "the same size"),
+        (copy(blocks(&a), BlockArrays::new([b.slice(..50)], BLOCK)), "the same number"),
+        (copy(blocks(&a).stride(20), blocks(&b)), "at least the size of a block"),
+        (copy(blocks(&a).indices(&b.slice(..4)), blocks(&b)), "host buffer"),
+        (copy(BlockArrays::new([&a, &a], BLOCK), blocks(&b)), "2 destination arrays"),
+        (copy(BlockArrays::new([a.slice(..50), a.slice(..40)], BLOCK), blocks(&b)), "array 1"),
+        (copy(blocks(&a).indices(&vec![0_u32, 10]), blocks(&b).indices(&[0_u32, 1])), "dst_index[1]=10"),
+        (copy(blocks(&a), blocks(&b).indices(&[0_u32; 11])), "count=11"),
+        (ctx.enqueue_pieces([(&theirs, &a)], &options, &stream).unwrap_err().to_string(), "another context"),
+        (ctx.enqueue_pieces([(a.slice(..2), b.slice(..3))], &options, &stream).unwrap_err().to_string(), "the same size"),
+        (
+            ctx.enqueue_pieces([(&a, &b)], &options, &Stream::new(&other, Device::gpu(0)).unwrap()).unwrap_err().to_string(),
+            "another context",
+        ),
+    ];
+    for (error, text) in cases {
+        assert!(error.contains(text), "{error}, not {text}");
+    }
 }
 
 #[test]

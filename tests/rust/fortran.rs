@@ -42,6 +42,8 @@ struct Header {
     handles: Vec<String>,
     enumerations: Vec<(String, Vec<(String, i64)>)>,
     structs: Vec<(String, Vec<Variable>)>,
+    /// Values of the `_INIT` macros, by the name of the struct, without the first value, which is the size.
+    initials: BTreeMap<String, Vec<String>>,
     callbacks: Vec<Function>,
     functions: Vec<Function>,
 }
@@ -109,9 +111,14 @@ fn arguments(words: &[String]) -> Vec<Variable> {
 
 fn parse(text: &str) -> Header {
     let (words, defines) = words(text);
+    let initial = |value: &str| {
+        let (of, values) = value.strip_prefix("{sizeof(")?.strip_suffix('}')?.split_once("), ")?;
+        Some((of.to_owned(), values.split(", ").map(str::to_owned).collect()))
+    };
+    let initials = defines.iter().filter(|(name, _)| name.ends_with("_INIT")).filter_map(|(_, value)| initial(value)).collect();
     let is_constant = |name: &str| name.starts_with("MP_") && !name.contains('(') && !name.ends_with("_INIT");
     let constants = defines.into_iter().filter(|(name, _)| is_constant(name)).collect();
-    let mut header = Header { constants, ..Header::default() };
+    let mut header = Header { constants, initials, ..Header::default() };
     let mut rest = words.as_slice();
     while !rest.is_empty() {
         let mut depth = 0;
@@ -287,8 +294,11 @@ impl Header {
         }
         for (name, fields) in &self.structs {
             text += &format!("\n    type, bind(c) :: {name}\n");
-            for field in fields {
+            for (index, field) in fields.iter().enumerate() {
                 let of = self.value(&field.of);
+                // Constants in the macros, such as `MP_DEFAULT`, are 0.
+                let given = self.initials.get(name).and_then(|values| values.get(index.checked_sub(1)?));
+                let number = given.filter(|value| value.parse::<u64>().is_ok()).map_or("0", String::as_str);
                 let initial = match of.as_str() {
                     "integer(c_size_t)" if field.name == "size" => format!("{}_c_size_t", self.struct_layout(fields).0),
                     "type(c_ptr)" => "c_null_ptr".to_owned(),
@@ -296,7 +306,7 @@ impl Header {
                     "real(c_double)" => "0.0_c_double".to_owned(),
                     of => match of.strip_prefix("type(") {
                         Some(of) => format!("{}()", of.trim_end_matches(')')),
-                        None => format!("0_{}", of.trim_start_matches("integer(").trim_end_matches(')')),
+                        None => format!("{number}_{}", of.trim_start_matches("integer(").trim_end_matches(')')),
                     },
                 };
                 let dimension = field.elements.map(|elements| format!("({elements})")).unwrap_or_default();
@@ -353,6 +363,7 @@ fn every_function_and_every_constant_of_the_header_is_found() {
     assert_eq!(values["MP_BACKEND_CUDA"], 2);
     let transfer = header.structs.iter().find(|(name, _)| name == "mp_transfer_t").expect("it is a struct");
     assert_eq!(header.struct_layout(&transfer.1), (40, 8));
+    assert_eq!(header.initials["mp_blocks_t"][11..], ["8", "0"]);
 }
 
 #[test]

@@ -1,5 +1,9 @@
-//! Tests copies of many pieces without a plan on the host backend: random lists, after which every byte of all memory is compared, and
-//! invalid arguments.
+//! Tests copies of many pieces without a plan on the host backend: random lists, several threads, and refused arguments.
+//!
+//! `TEST_LISTS` sets the number of random lists, `TEST_SECONDS` the maximum time, and `TEST_SEED` the seed.
+
+#[path = "piece_lists.rs"]
+mod piece_lists;
 
 use crate::common::{Random, is_long, setting};
 use mpgpu_backend::{Completion, Report, Segment, StreamHandle};
@@ -8,7 +12,7 @@ use mpgpu_core::topology::{DeviceId, Machine, load};
 use mpgpu_devices::host::HostBackend;
 use std::sync::Arc;
 
-/// Memory of one device, with its expected content.
+/// Memory of one device, with what it should hold.
 struct Area {
     address: u64,
     expected: Vec<u8>,
@@ -18,13 +22,13 @@ impl Area {
     fn new(context: &Context, device: DeviceId, bytes: usize, random: &mut Random) -> Area {
         let expected: Vec<u8> = (0..bytes).map(|_| random.next() as u8).collect();
         let address = context.allocate(device, bytes as u64).expect("memory");
-        // SAFETY: The memory was just allocated with this size.
+        // SAFETY: newly allocated with so many bytes.
         unsafe { std::ptr::copy_nonoverlapping(expected.as_ptr(), address as *mut u8, bytes) };
         Area { address, expected }
     }
 
     fn actual(&self) -> &[u8] {
-        // SAFETY: The memory was allocated with this size, and all work that writes to it has finished.
+        // SAFETY: allocated with this length, and all work that writes to it has finished.
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.expected.len()) }
     }
 }
@@ -56,7 +60,7 @@ impl Node {
     }
 }
 
-/// Index list with 32-bit or 64-bit indices, in host memory or in memory of a GPU.
+/// A list of indices, wide or narrow, in host memory or in memory of a GPU.
 struct Index {
     values: Vec<u64>,
     narrow: Vec<u32>,
@@ -73,7 +77,7 @@ impl Index {
         };
         let device = on_gpu.then(|| {
             let address = node.context.allocate(DeviceId::gpu(1), bytes.len().max(1) as u64).expect("memory");
-            // SAFETY: The memory was just allocated with this size.
+            // SAFETY: newly allocated with so many bytes.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
             Area { address, expected: bytes }
         });
@@ -89,88 +93,6 @@ impl Index {
     }
 }
 
-/// Returns `count` different numbers below `most` in random order.
-fn different(count: u64, most: u64, random: &mut Random) -> Vec<u64> {
-    let mut all: Vec<u64> = (0..most).collect();
-    for at in 0..count as usize {
-        all.swap(at, at + random.below(most - at as u64) as usize);
-    }
-    all.truncate(count as usize);
-    all
-}
-
-/// Runs a random block copy between newly allocated areas and checks every byte. Returns the number of blocks that were copied.
-fn random_blocks(node: &Node, random: &mut Random) -> u64 {
-    let bytes = [1, 3, 15, 16, 64, 200, 1024, 4096, 40_000][random.below(9) as usize] + random.below(3);
-    let (layers, most) = (1 + random.below(3), 1 + random.below(40));
-    let count = random.below(most + 1);
-    let strides = [bytes + random.below(5), bytes + random.below(40)];
-    let (blocks, offset) = ([most, most + random.below(9)], random.below(17));
-    let device = |random: &mut Random| [DeviceId::HOST, DeviceId::gpu(0), DeviceId::gpu(3)][random.below(3) as usize];
-    let area = |blocks: u64, stride: u64, random: &mut Random| {
-        let device = device(random);
-        node.area(device, (offset + blocks * stride) as usize, random)
-    };
-    let mut dst: Vec<Area> = (0..layers).map(|_| area(blocks[0], strides[0], random)).collect();
-    let src: Vec<Area> = (0..layers).map(|_| area(blocks[1], strides[1], random)).collect();
-    let width = if random.chance(50) { 4 } else { 8 };
-    let targets = different(count, blocks[0], random);
-    // The list of sources may contain a block several times.
-    let sources: Vec<u64> = (0..count).map(|_| random.below(blocks[1])).collect();
-    let (in_order, on_gpu) = (random.chance(20), random.chance(50));
-    let targets: Vec<u64> = if in_order { (0..count).collect() } else { targets };
-    let (target, source) = (Index::new(node, targets, width, on_gpu), Index::new(node, sources, width, random.chance(50)));
-    for (dst, src) in dst.iter_mut().zip(&src) {
-        for (to, from) in target.values.iter().zip(&source.values) {
-            let at = |block: &u64, stride: u64| (offset + block * stride) as usize;
-            let (to, from) = (at(to, strides[0]), at(from, strides[1]));
-            dst.expected[to..to + bytes as usize].copy_from_slice(&src.expected[from..from + bytes as usize]);
-        }
-    }
-    let addresses = |areas: &[Area]| areas.iter().map(|area| area.address + offset).collect::<Vec<u64>>();
-    let (to, from) = (addresses(&dst), addresses(&src));
-    let request = BlockRequest {
-        dst: BlockArrays { arrays: &to, stride: strides[0], blocks: blocks[0], index: if in_order { 0 } else { target.address() } },
-        src: BlockArrays { arrays: &from, stride: strides[1], blocks: blocks[1], index: source.address() },
-        index_bytes: width,
-        count,
-        bytes,
-    };
-    let done = node.blocks(&request).expect("a copy").expect("a completion");
-    done.wait().expect("the copy");
-    check(node, dst.iter().chain(&src));
-    [target, source].into_iter().filter_map(|index| index.device).for_each(|area| node.context.free(area.address).expect("freed"));
-    dst.iter().chain(&src).for_each(|area| node.context.free(area.address).expect("freed"));
-    count * layers
-}
-
-/// Copies a random list of pieces between newly allocated areas and checks every byte. Returns the number of pieces.
-fn random_pieces(node: &Node, random: &mut Random) -> u64 {
-    let devices = [DeviceId::HOST, DeviceId::gpu(0), DeviceId::gpu(1)];
-    let most = 1 + random.below(5000);
-    let count = random.below(40);
-    let room = (count * (most + 20) + 1) as usize;
-    let mut areas: Vec<Area> = devices.iter().flat_map(|&device| [device; 2]).map(|device| node.area(device, room, random)).collect();
-    let mut pieces = Vec::new();
-    let mut free = [0_u64; 3];
-    for _ in 0..count {
-        let bytes = if random.chance(30) { random.below(16) } else { random.below(most + 1) };
-        // Areas with even numbers are sources, areas with odd numbers are destinations.
-        let (from, to) = (2 * random.below(3) as usize, 2 * random.below(3) as usize + 1);
-        let (src, dst) = (random.below(room as u64 - bytes), free[to / 2] + random.below(20));
-        free[to / 2] = dst + bytes;
-        pieces.push(Segment { dst: areas[to].address + dst, src: areas[from].address + src, bytes });
-        let moved = areas[from].expected[src as usize..(src + bytes) as usize].to_vec();
-        areas[to].expected[dst as usize..(dst + bytes) as usize].copy_from_slice(&moved);
-    }
-    let options = PieceOptions { multiprocessors: Some(1 + random.below(9) as u32), paced: Some(random.chance(50)), relays: None };
-    node.context.copy_pieces(&pieces, options, node.stream, Report::Nothing).expect("a copy");
-    node.wait().expect("the copies");
-    check(node, areas.iter());
-    areas.iter().for_each(|area| node.context.free(area.address).expect("freed"));
-    count
-}
-
 fn check<'a>(node: &Node, mut areas: impl Iterator<Item = &'a Area>) {
     node.wait().expect("all work");
     assert!(areas.all(|area| area.actual() == area.expected), "a wrong byte");
@@ -178,16 +100,56 @@ fn check<'a>(node: &Node, mut areas: impl Iterator<Item = &'a Area>) {
 
 #[test]
 fn random_lists_copy_what_they_name_and_nothing_else() {
-    let (lists, seed) = (setting("TEST_LISTS", if is_long() { 100_000 } else { 3000 }), setting("TEST_SEED", 1));
-    let (node, mut random) = (Node::new(), Random(seed));
-    let mut pieces = 0;
-    for _ in 0..lists {
-        pieces += if random.chance(50) { random_blocks(&node, &mut random) } else { random_pieces(&node, &mut random) };
-    }
-    println!("TEST_SEED={seed}: {pieces} pieces in {lists} lists");
+    let (node, usual) = (Node::new(), if is_long() { 1_000_000 } else { 5000 });
+    let streams = [0, 1, 3].map(|gpu| node.context.create_stream(DeviceId::gpu(gpu)).expect("a stream"));
+    let (lists, seconds) = (setting("TEST_LISTS", usual), setting("TEST_SECONDS", u64::MAX));
+    piece_lists::campaign(&node.context, &streams, lists, seconds, setting("TEST_SEED", 1));
 }
 
-/// Returns a request to copy 4 blocks of 16 bytes in one layer.
+#[test]
+fn threads_that_copy_pieces_beside_plans_in_the_same_streams_do_not_disturb_each_other() {
+    let node = Node::new();
+    let own = [1, 2].map(|gpu| node.context.create_stream(DeviceId::gpu(gpu)).expect("a stream"));
+    let lists = setting("TEST_LISTS", 2000) / 4;
+    for streams in [&[node.stream][..], &[node.stream, own[0], own[1]]] {
+        piece_lists::parties(&node.context, streams, lists, setting("TEST_SEED", 1), &|| {});
+    }
+}
+
+#[test]
+fn a_context_that_closes_while_pieces_are_in_flight_copies_them_first() {
+    let node = Node::new();
+    piece_lists::close_in_flight(&node.context, node.stream);
+}
+
+#[test]
+fn thousands_of_copies_of_pieces_are_in_flight_at_once() {
+    let node = Node::new();
+    piece_lists::many_in_flight(&node.context, node.stream, 3000);
+}
+
+#[test]
+fn a_destroyed_stream_leaves_no_error_to_a_later_stream() {
+    let (node, mut random) = (Node::new(), Random(10));
+    let (dst, src) = (node.area(DeviceId::gpu(0), 64, &mut random), node.area(DeviceId::HOST, 64, &mut random));
+    let index = Index::new(&node, vec![9, 9, 9, 9], 8, true);
+    let (to, from) = ([dst.address], [src.address]);
+    let mut request = small(&to, &from);
+    request.dst.index = index.address();
+    let stream = node.context.create_stream(DeviceId::gpu(0)).expect("a stream");
+    for _ in 0..100 {
+        let done = node.context.copy_blocks(&request, PieceOptions::default(), stream, Report::End).expect("enqueued");
+        done.expect("a completion").wait().expect_err("an index is out of range");
+    }
+    node.context.destroy_stream(stream).expect("destroyed");
+    for _ in 0..3 {
+        let stream = node.context.create_stream(DeviceId::gpu(0)).expect("a stream");
+        node.context.synchronize_stream(stream).expect("no error of the destroyed stream");
+    }
+    check(&node, [dst, src].iter());
+}
+
+/// A request of one layer for 4 blocks of 16 bytes.
 fn small<'a>(to: &'a [u64], from: &'a [u64]) -> BlockRequest<'a> {
     let arrays = |arrays| BlockArrays { arrays, stride: 0, blocks: 4, index: 0 };
     BlockRequest { dst: arrays(to), src: arrays(from), index_bytes: 8, count: 4, bytes: 16 }

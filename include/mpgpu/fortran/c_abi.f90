@@ -286,7 +286,7 @@ module mpgpu_c
         integer(c_int64_t) :: src_blocks = 0_c_int64_t
         type(c_ptr) :: dst_index = c_null_ptr
         type(c_ptr) :: src_index = c_null_ptr
-        integer(c_int32_t) :: index_bytes = 0_c_int32_t
+        integer(c_int32_t) :: index_bytes = 8_c_int32_t
         integer(c_int32_t) :: reserved = 0_c_int32_t
     end type mp_blocks_t
 

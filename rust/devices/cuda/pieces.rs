@@ -16,6 +16,7 @@ use super::streams::Start;
 use super::verify::Verdict;
 use crate::backend::{BackendError, BlockEnd, Completion, Indices, KernelBounds, Pieces, Report, StreamHandle, index_out_of_range};
 use crate::block_list::{BlockList, ListEnd, PIECE_LANES};
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::{Arc, Mutex};
@@ -26,12 +27,12 @@ const READS_PER_COPY: u64 = 8;
 /// Size of the report that precedes a list in pinned memory, bytes. The report has two words, which the kernel sets if it finds an index
 /// out of range.
 const REPORT_BYTES: u64 = 64;
-/// Maximum number of list blocks for each GPU.
-const MOST_LISTS: usize = 1024;
+/// Maximum number of blocks that one call polls to find one that is no longer in use.
+const MOST_POLLED: usize = 16;
 
-/// List blocks of all GPUs that no call is using. The copies that read their lists may still be in flight.
+/// Memory for lists, by GPU. Blocks at the front were not polled for the longest time.
 #[derive(Debug, Default)]
-pub(super) struct Lists(Mutex<Vec<ListBlock>>);
+pub(super) struct Lists(Mutex<VecDeque<ListBlock>>);
 
 /// List block: memory for one list.
 #[derive(Debug)]
@@ -194,26 +195,31 @@ impl Lists {
     /// Removes and returns a list block for at least `bytes` bytes that no copy reads any more. Allocates one if there is none. The GPU's
     /// context must be current.
     fn take(&self, gpus: &Gpus, gpu: usize, bytes: u64) -> Result<ListBlock, BackendError> {
-        let fits = |block: &ListBlock| block.gpu == gpu && block.bytes >= bytes;
-        {
-            let mut blocks = lock(&self.0);
-            if let Some(at) = blocks.iter().position(|block| fits(block) && block.is_idle(gpus.driver)) {
-                let mut block = blocks.swap_remove(at);
-                block.settle();
-                return Ok(block);
+        let mut blocks = lock(&self.0);
+        let mut polled = 0;
+        for _ in 0..blocks.len() {
+            if polled == MOST_POLLED {
+                break;
             }
-            if blocks.iter().filter(|block| block.gpu == gpu).count() >= MOST_LISTS {
-                return Err(BackendError::NotSupported(format!(
-                    "{MOST_LISTS} copies of pieces are in flight on GPU {gpu}: wait until some of them have finished"
-                )));
+            let Some(mut block) = blocks.pop_front() else { break };
+            if block.gpu == gpu && block.bytes >= bytes {
+                if block.is_idle(gpus.driver) {
+                    block.settle();
+                    return Ok(block);
+                }
+                polled += 1;
             }
+            blocks.push_back(block);
         }
+        drop(blocks);
+        // The number of copies in flight is not limited. A call that waited for an earlier copy could wait for a signal that the same thread
+        // raises later.
         ListBlock::new(gpus, gpu, bytes.next_power_of_two().max(64 << 10))
     }
 
     /// Adds a list block, so that later calls can reuse it.
     fn give_back(&self, block: ListBlock) {
-        lock(&self.0).push(block);
+        lock(&self.0).push_back(block);
     }
 
     /// Frees all list blocks. All work that uses them must have finished.

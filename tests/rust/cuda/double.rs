@@ -969,15 +969,7 @@ unsafe extern "C" fn close_ipc(base: CUdeviceptr) -> Code {
 
 /// Copies bytes. Refuses ranges outside of known memory, and memory of a pool that the GPU of the current context may not access.
 fn copy_bytes(node: &Node, dst: u64, src: u64, bytes: usize) -> Code {
-    if !node.may_enter(dst) || !node.may_enter(src) {
-        return INVALID_VALUE;
-    }
-    let inside = |address: u64| match node.memory.range(..=address).next_back() {
-        Some((base, block)) if address - base < block.bytes as u64 => address - base + bytes as u64 <= block.bytes as u64,
-        // Memory that is not known is pageable host memory.
-        _ => true,
-    };
-    if !inside(dst) || !inside(src) {
+    if !may_copy(node, dst, src, bytes) {
         return INVALID_VALUE;
     }
     if let (Some(from), Some(to)) = (node.gpu_at(src), node.gpu_at(dst))
@@ -988,6 +980,16 @@ fn copy_bytes(node: &Node, dst: u64, src: u64, bytes: usize) -> Code {
     // SAFETY: inside memory of this node or of the test.
     unsafe { std::ptr::copy(with_exposed_provenance::<u8>(src as usize), with_exposed_provenance_mut::<u8>(dst as usize), bytes) };
     0
+}
+
+/// True if the GPU of the current context may access both ranges, and both are inside of their memory.
+fn may_copy(node: &Node, dst: u64, src: u64, bytes: usize) -> bool {
+    let inside = |address: u64| match node.memory.range(..=address).next_back() {
+        Some((base, block)) if address - base < block.bytes as u64 => address - base + bytes as u64 <= block.bytes as u64,
+        // Memory that is not known is pageable host memory.
+        _ => true,
+    };
+    node.may_enter(dst) && node.may_enter(src) && inside(dst) && inside(src)
 }
 
 unsafe extern "C" fn copy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Code {

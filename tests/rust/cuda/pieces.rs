@@ -1,6 +1,14 @@
-//! Tests copies of many pieces on the test double of the driver: the number of launches and copies, the reuse of list memory, errors of
-//! index lists, and capture.
+//! Tests copies of many pieces on the driver double, which runs the CPU build of the kernel: the launches and copies that they make, random
+//! lists, and the use of memory for lists.
+//!
+//! `TEST_LISTS` sets the number of random lists, `TEST_SECONDS` the maximum time, and `TEST_SEED` the seed.
 
+#[path = "../common/campaign.rs"]
+mod campaign;
+#[path = "../piece_lists.rs"]
+mod piece_lists;
+
+use self::campaign::{Random, is_long, setting};
 use super::double::{self, node};
 use super::prepared;
 use crate::backend::{Report, Segment, StreamHandle};
@@ -167,4 +175,55 @@ fn a_captured_stream_takes_blocks_in_order_and_refuses_lists() {
     let refused = context.copy_blocks(&listed, PieceOptions::default(), stream, Report::Nothing).expect_err("refused").to_string();
     node(|node| node.capturing = false);
     assert!(refused.contains("captured"), "{refused}");
+}
+
+/// Returns a context whose streams execute their work in order, with streams of both GPUs.
+fn context_with_queues() -> (Context, [StreamHandle; 3]) {
+    let context = context();
+    node(|node| node.room = Some(100_000));
+    let streams = [GPU0, GPU0, DeviceId::gpu(1)].map(|gpu| context.create_stream(gpu).expect("a stream"));
+    (context, streams)
+}
+
+#[track_caller]
+fn nothing_was_stuck() {
+    node(|node| assert!(node.stuck.is_empty(), "{:?}", node.stuck));
+}
+
+#[test]
+fn random_lists_copy_what_they_name_and_nothing_else() {
+    let (context, streams) = context_with_queues();
+    let usual = if is_long() { 1_000_000 } else { 3000 };
+    let (lists, seconds) = (setting("TEST_LISTS", usual), setting("TEST_SECONDS", u64::MAX));
+    piece_lists::campaign(&context, &streams, lists, seconds, setting("TEST_SEED", 1));
+    nothing_was_stuck();
+}
+
+#[test]
+fn threads_that_copy_pieces_beside_plans_in_the_same_streams_do_not_disturb_each_other() {
+    let (context, streams) = context_with_queues();
+    let (shared, lists) = (double::share(), setting("TEST_LISTS", 1200) / 4);
+    for streams in [&streams[..1], &streams] {
+        piece_lists::parties(&context, streams, lists, setting("TEST_SEED", 1), &|| double::join(shared.clone()));
+    }
+    nothing_was_stuck();
+}
+
+#[test]
+fn a_context_that_closes_while_pieces_are_in_flight_copies_them_first() {
+    let (context, streams) = context_with_queues();
+    piece_lists::close_in_flight(&context, streams[0]);
+    nothing_was_stuck();
+}
+
+#[test]
+fn more_copies_in_flight_take_more_memory_for_lists_which_later_copies_use_again() {
+    let (context, streams) = context_with_queues();
+    piece_lists::many_in_flight(&context, streams[0], 1500);
+    let before = double::calls("cuMemHostAlloc");
+    assert!(before >= 1500, "{before}");
+    piece_lists::many_in_flight(&context, streams[0], 1500);
+    // The second round allocates one memory that its blocks lie in.
+    assert_eq!(double::calls("cuMemHostAlloc") - before, 1);
+    nothing_was_stuck();
 }

@@ -68,6 +68,30 @@ pub fn plan_options() -> mp_plan_options_t {
     }
 }
 
+/// Returns a copy of no blocks.
+pub fn blocks() -> mp_blocks_t {
+    mp_blocks_t {
+        size: size_of::<mp_blocks_t>(),
+        dst: null(),
+        src: null(),
+        layers: 0,
+        block_bytes: 0,
+        count: 0,
+        dst_stride: 0,
+        src_stride: 0,
+        dst_blocks: 0,
+        src_blocks: 0,
+        dst_index: null(),
+        src_index: null(),
+        index_bytes: 8,
+        reserved: 0,
+    }
+}
+
+pub fn piece_options() -> mp_piece_options_t {
+    mp_piece_options_t { size: size_of::<mp_piece_options_t>(), multiprocessors: 0, paced: 0, relay_gpus: 0 }
+}
+
 /// Returns options for partitions whose number the model chooses, and which this agent moves.
 pub fn partition_options(agent: i32) -> mp_partition_options_t {
     mp_partition_options_t { size: size_of::<mp_partition_options_t>(), count: 0, agent, arrivals: 0, stores: 0 }

@@ -1,9 +1,9 @@
 //! Simulates CUDA graphs, stream captures, user objects and kernels.
 
 use super::super::driver::{CUcontext, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUmodule, CUstream};
-use super::{CURRENT, Code, Driver, INVALID_VALUE, Node, call, copy_bytes, current, driver, node, put};
-use crate::block_list::{BlockList, ListEnd};
-use crate::bridge::Segment;
+use super::{CURRENT, Code, Driver, INVALID_VALUE, Node, Task, call, copy_bytes, current, driver, enqueue, may_copy, node, put};
+use crate::block_list::{BlockList, ListEnd, PIECE_LANES};
+use crate::bridge::{Segment, copy_blocks_on_cpu};
 use crate::ipc::signal;
 use cudarc::driver::sys;
 use std::collections::HashMap;
@@ -352,7 +352,7 @@ unsafe fn segments(function: CUfunction, arguments: *mut *mut c_void) -> Vec<Seg
     }
 }
 
-/// Returns the copies of a list of blocks or pieces. Reads the indices now, and reports an index out of range in the same way as the kernel.
+/// Returns the copies of a list of blocks or pieces. Blocks whose index is out of range are omitted.
 fn listed(list: &BlockList) -> Vec<Segment> {
     // SAFETY: Lists and indices are in memory of this process, which also represents memory of GPUs.
     let word = |address: u64, width: u64| unsafe {
@@ -364,7 +364,9 @@ fn listed(list: &BlockList) -> Vec<Segment> {
     };
     if list.pieces != 0 {
         let word = |at: u64| word(list.pieces + 8 * at, 8);
-        return (list.first..list.first + list.count).map(|at| Segment { dst: word(3 * at), src: word(3 * at + 1), bytes: word(3 * at + 2) }).collect();
+        return (list.first..list.first + list.count)
+            .map(|at| Segment { dst: word(3 * at), src: word(3 * at + 1), bytes: word(3 * at + 2) })
+            .collect();
     }
     let block = |end: &ListEnd, at: u64| if end.index == 0 { at } else { word(end.index + at * end.width, end.width) };
     let mut segments = Vec::new();
@@ -374,14 +376,22 @@ fn listed(list: &BlockList) -> Vec<Segment> {
             if dst < list.dst.blocks && src < list.src.blocks {
                 let (dst, src) = (layer.dst + dst * list.dst.stride, layer.src + src * list.src.stride);
                 segments.push(Segment { dst, src, bytes: list.bytes });
-            } else {
-                let (is_source, index) = if dst < list.dst.blocks { (1, src) } else { (0, dst) };
-                // SAFETY: The report has two words in memory of the backend.
-                unsafe { std::ptr::with_exposed_provenance_mut::<[u64; 2]>(list.report as usize).write([1 + 2 * at + is_source, index]) };
             }
         }
     }
     segments
+}
+
+/// Runs the CPU build of the kernel that copies blocks and pieces, with the groups and lanes of a launch of `blocks` blocks. Refuses a list
+/// that leaves its memory.
+fn run_list(node: &Node, list: &BlockList, blocks: c_uint) -> Code {
+    if listed(list).iter().any(|copy| copy.bytes > 0 && !may_copy(node, copy.dst, copy.src, copy.bytes as usize)) {
+        return INVALID_VALUE;
+    }
+    // SAFETY: all copies are inside known memory or memory of the test, and the caller's lists name no destination twice, or each byte may
+    // be that of either source.
+    unsafe { copy_blocks_on_cpu(list, blocks * (PIECE_LANES / list.lanes), list.lanes) };
+    0
 }
 
 fn copy_segments(node: &Node, segments: &[Segment]) {
@@ -418,7 +428,8 @@ unsafe extern "C" fn get_function(out: *mut CUfunction, _: CUmodule, name: *cons
     call("cuModuleGetFunction", |_| put(out, with_exposed_provenance_mut(function)))
 }
 
-/// Runs a kernel immediately: copies data and sets flags, without waiting for signals and flags.
+/// Runs a kernel immediately: copies data and sets flags, without waiting for signals and flags. A kernel that copies blocks or pieces runs
+/// in stream order if queues are limited.
 unsafe extern "C" fn launch_kernel(
     function: CUfunction,
     blocks: c_uint,
@@ -428,11 +439,22 @@ unsafe extern "C" fn launch_kernel(
     _: c_uint,
     _: c_uint,
     _: c_uint,
-    _: CUstream,
+    stream: CUstream,
     arguments: *mut *mut c_void,
     _: *mut *mut c_void,
 ) -> Code {
-    launched("cuLaunchKernel", function, blocks, arguments)
+    if function.addr() != BLOCKS || node(|node| node.room.is_none() || node.is_captured(stream.addr())) {
+        return launched("cuLaunchKernel", function, blocks, arguments);
+    }
+    // SAFETY: the one argument of this function is a list.
+    let list = unsafe { *(*arguments).cast::<BlockList>() };
+    let work = move |node: &mut Node| {
+        if run_list(node, &list, blocks) != 0 {
+            node.stuck.push("a kernel left its memory");
+        }
+    };
+    let refused = call("cuLaunchKernel", |_| 0);
+    if refused == 0 { enqueue("cuLaunchKernel", stream, Task::Work(Box::new(work))) } else { refused }
 }
 
 unsafe extern "C" fn version(out: *mut c_int) -> Code {
@@ -466,6 +488,9 @@ fn launched(name: &'static str, function: CUfunction, blocks: c_uint, arguments:
         if node.capturing {
             let graph = captured_graph(node);
             node.graphs.graphs.entry(graph).or_default().work.push(Work::Kernel(segments));
+        } else if function.addr() == BLOCKS {
+            // SAFETY: the one argument of this function is a list.
+            return run_list(node, unsafe { &*(*arguments).cast::<BlockList>() }, blocks);
         } else {
             copy_segments(node, &segments);
             let flags = segments.iter().filter(|action| are_actions && action.bytes == 0 && action.dst == 0 && action.src != 0);
