@@ -4,7 +4,8 @@
 //
 //   mpirun -n RANKS index_lists [ENTRIES]...
 //
-// Without arguments, N is 1,000, 10,000 and 100,000. With GPU_AWARE=1 in the environment, MPI sends GPU memory. The forms:
+// Without arguments, N is 1,000, 10,000 and 100,000. With GPU_AWARE=1 in the environment, MPI sends GPU memory. The
+// forms:
 //
 //   indexed        halo::indexed::exchange, one after another without waiting
 //   indexed, sync  the same; the host waits for each exchange
@@ -12,8 +13,8 @@
 //   structured     halo::plan on a mesh whose two faces have N cells each, pushed; one after another
 //   by lists       halo::indexed with the lists of the same cells
 //
-// Prints microseconds per exchange (median, minimum and maximum of 7 rounds, the slowest rank). Compares every ghost entry.
-// Exits with 0, with 1 if an entry was wrong, and with 77 if there is no GPU. Run by tests/gpu/halo.
+// Prints microseconds per exchange (median, minimum and maximum of 7 rounds, the slowest rank). Compares every ghost
+// entry. Exits with 0, with 1 if an entry was wrong, and with 77 if there is no GPU. Run by tests/gpu/halo.
 #include <mpgpu/halo.cuh>
 #include <mpgpu/halo_indexed.hpp>
 #include <mpgpu/halo_mpi.hpp>
@@ -79,7 +80,8 @@ std::vector<std::int32_t> list_of(int rank, bool to_left, std::size_t entries, s
 }
 
 /// Prints the time of `work` per exchange, the slowest rank's, in `rounds` rounds of `times` exchanges.
-template <class Work> void measure(const ring &all, const char *form, std::size_t entries, int times, const Work &work) {
+template <class Work>
+void measure(const ring &all, const char *form, std::size_t entries, int times, const Work &work) {
     for (int i = 0; i < 20; ++i) {
         work(false);
     }
@@ -98,8 +100,8 @@ template <class Work> void measure(const ring &all, const char *form, std::size_
     }
     std::sort(took.begin(), took.end());
     if (all.rank == 0) {
-        std::printf("%7zu entries to each of two neighbours, %d ranks: %-14s %8.2f us (%.2f to %.2f)\n", entries, all.ranks, form,
-                    took[rounds / 2], took.front(), took.back());
+        std::printf("%7zu entries to each of two neighbours, %d ranks: %-14s %8.2f us (%.2f to %.2f)\n", entries,
+                    all.ranks, form, took[rounds / 2], took.front(), took.back());
     }
 }
 
@@ -107,9 +109,9 @@ template <class Work> void measure(const ring &all, const char *form, std::size_
 class problem {
   public:
     problem(const mpgpu::context &ctx, mpgpu::device gpu, ring all, std::size_t entries)
-        : all_(all), entries_(entries), owned_(std::max<std::size_t>(8 * entries, 1000)), x_(ctx, gpu, owned_ + 2 * entries),
-          packed_(ctx, gpu, 2 * entries), to_left_(list_of(all.rank, true, entries, owned_)),
-          to_right_(list_of(all.rank, false, entries, owned_)) {
+        : all_(all), entries_(entries), owned_(std::max<std::size_t>(8 * entries, 1000)),
+          x_(ctx, gpu, owned_ + 2 * entries), packed_(ctx, gpu, 2 * entries),
+          to_left_(list_of(all.rank, true, entries, owned_)), to_right_(list_of(all.rank, false, entries, owned_)) {
         check(cudaMalloc(&lists_, 2 * entries * sizeof(std::int32_t)));
         check(cudaMemcpy(lists_, to_left_.data(), entries * sizeof(std::int32_t), cudaMemcpyHostToDevice));
         check(cudaMemcpy(lists_ + entries, to_right_.data(), entries * sizeof(std::int32_t), cudaMemcpyHostToDevice));
@@ -122,13 +124,16 @@ class problem {
     [[nodiscard]] std::size_t size() const { return owned_ + 2 * entries_; }
 
     [[nodiscard]] std::vector<halo::index_neighbour> neighbours() const {
-        if (all_.left() == all_.right()) { // One other rank, or this rank itself: its list for the left, then for the right.
+        if (all_.left() ==
+            all_.right()) { // One other rank, or this rank itself: its list for the left, then for the right.
             std::vector<std::int32_t> both = to_left_;
             both.insert(both.end(), to_right_.begin(), to_right_.end());
             // What the other sends to its left arrives at the right ghost entries here.
             std::vector<std::int32_t> ghosts(2 * entries_);
-            std::iota(ghosts.begin(), ghosts.begin() + static_cast<std::ptrdiff_t>(entries_), static_cast<std::int32_t>(owned_ + entries_));
-            std::iota(ghosts.begin() + static_cast<std::ptrdiff_t>(entries_), ghosts.end(), static_cast<std::int32_t>(owned_));
+            std::iota(ghosts.begin(), ghosts.begin() + static_cast<std::ptrdiff_t>(entries_),
+                      static_cast<std::int32_t>(owned_ + entries_));
+            std::iota(ghosts.begin() + static_cast<std::ptrdiff_t>(entries_), ghosts.end(),
+                      static_cast<std::int32_t>(owned_));
             return {{all_.left(), both, ghosts}};
         }
         return {{all_.left(), to_left_, halo::index_list::range(owned_, entries_)},
@@ -151,7 +156,8 @@ class problem {
         const std::vector<std::int32_t> from_right = list_of(all_.right(), true, entries_, owned_);
         for (std::size_t i = 0; i < entries_; ++i) {
             if (values[owned_ + i] != value_of(all_.left(), static_cast<std::size_t>(from_left[i]), round) ||
-                values[owned_ + entries_ + i] != value_of(all_.right(), static_cast<std::size_t>(from_right[i]), round)) {
+                values[owned_ + entries_ + i] !=
+                    value_of(all_.right(), static_cast<std::size_t>(from_right[i]), round)) {
                 throw std::runtime_error(std::string(form) + ": ghost entry " + std::to_string(i) + " of rank " +
                                          std::to_string(all_.rank) + " is wrong");
             }
@@ -183,7 +189,8 @@ class problem {
         MPI_Isend(send + n, n, MPI_DOUBLE, all_.right(), right_tag, MPI_COMM_WORLD, &requests[3]);
         MPI_Waitall(4, requests, MPI_STATUSES_IGNORE);
         if (!is_gpu_aware) {
-            check(cudaMemcpyAsync(x_.data() + owned_, receive, 2 * entries_ * sizeof(double), cudaMemcpyHostToDevice, stream));
+            check(cudaMemcpyAsync(x_.data() + owned_, receive, 2 * entries_ * sizeof(double), cudaMemcpyHostToDevice,
+                                  stream));
         }
     }
 
@@ -240,7 +247,8 @@ void structured(const mpgpu::context &ctx, const mpgpu::mpi::node &node, ring al
         std::iota(list.begin(), list.end(), static_cast<std::int32_t>(first));
         return list;
     };
-    const std::vector<std::int32_t> low = range(face), high = range(face * planes), below = range(0), above = range(face * (planes + 1));
+    const std::vector<std::int32_t> low = range(face), high = range(face * planes), below = range(0),
+                                    above = range(face * (planes + 1));
     std::vector<halo::index_neighbour> neighbours;
     if (all.left() == all.right()) {
         std::vector<std::int32_t> out = low, in = above;

@@ -200,16 +200,7 @@ class index_messages {
     /// Calls `step()`. If it throws, later exchanges are refused.
     template <class Step> void or_fail(const Step &step) {
         may_free_ = false;
-#if MPGPU_EXCEPTIONS
-        try {
-            step();
-        } catch (...) {
-            failed_ = true;
-            throw;
-        }
-#else
-        step(); // without exceptions, a failure ends the process
-#endif
+        set_if_thrown(failed_, step);
     }
 
     std::optional<wait_clock::duration> time_limit_;

@@ -132,6 +132,20 @@ class wait_clock {
     return text;
 }
 
+/// Calls `step()`. If it throws, sets `failed` to true and rethrows the exception.
+template <class Step> void set_if_thrown([[maybe_unused]] bool &failed, const Step &step) {
+#if MPGPU_EXCEPTIONS
+    try {
+        step();
+    } catch (...) {
+        failed = true;
+        throw;
+    }
+#else
+    step();                           // without exceptions, a failure ends the process
+#endif
+}
+
 /// Persistent MPI requests for all messages to and from ranks on other nodes. They are created once, on their own
 /// communicator.
 class mpi_requests : public off_node {
@@ -307,18 +321,7 @@ class mpi_requests : public off_node {
     }
 
     /// Calls `step()`. If it throws, later exchanges are refused.
-    template <class Step> void or_fail(const Step &step) {
-#if MPGPU_EXCEPTIONS
-        try {
-            step();
-        } catch (...) {
-            failed_ = true;
-            throw;
-        }
-#else
-        step();                       // without exceptions, a failure ends the process
-#endif
-    }
+    template <class Step> void or_fail(const Step &step) { set_if_thrown(failed_, step); }
 
     std::vector<message> received_; ///< messages to receive, in the order of the requests
     std::vector<message> sent_;
