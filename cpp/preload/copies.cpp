@@ -367,6 +367,24 @@ void answer(const question &asked_for) {
     *asked_for.slot = has_gone ? gain::not_asked : made.gains() ? gain::some : gain::none;
 }
 
+/// Creates the CUDA contexts of GPUs that MPGPU_PRELOAD_GPUS names and that the program may not use itself. This takes
+/// some tenths of a second per GPU, which then does not delay the first plan that uses these GPUs.
+void create_contexts() {
+    if (!asked().gpus) {
+        return;
+    }
+    for (int gpu = 0; gpu < most_gpus; ++gpu) {
+        mp_stream_t own = nullptr;
+        if (!is_allowed(gpu)) {
+            continue;
+        }
+        if (mp_stream_create(mpgpu_context, gpu, &own) != MP_SUCCESS) {
+            break; // there is no such GPU
+        }
+        mp_stream_destroy(mpgpu_context, own);
+    }
+}
+
 /// Creates mpgpu's context in a new thread. Does nothing if another thread does this already, or if the context exists.
 void prepare() {
     stage expected = stage::idle;
@@ -387,7 +405,9 @@ void prepare() {
             next = stage::off;
         }
         stage still = stage::preparing;
-        state.compare_exchange_strong(still, next);
+        if (state.compare_exchange_strong(still, next) && next == stage::ready) {
+            create_contexts();
+        }
     };
     if (!begin(create)) {
         state = stage::off;

@@ -553,9 +553,10 @@ pub trait Backend: Send + Sync {
         let _ = (stream, pieces, bounds, report);
         Err(BackendError::NotSupported(format!("the backend {} copies no pieces", self.name())))
     }
-    /// Limits the number of multiprocessors that kernels of plans use if they have an end in host memory.
-    fn limit_host_kernels(&self, multiprocessors: u32) {
-        let _ = multiprocessors;
+    /// Sets limits for kernels of plans that have an end in host memory: the number of multiprocessors, and whether writes to host memory are
+    /// paced.
+    fn limit_host_kernels(&self, multiprocessors: u32, is_paced: bool) {
+        let _ = (multiprocessors, is_paced);
     }
     /// Blocks until all work that was ever enqueued in any stream has finished.
     fn synchronize(&self) -> Result<(), BackendError>;

@@ -93,6 +93,8 @@ pub struct Config {
     /// `MPGPU_HOST_VISIBLE_DEVICES`: on the host backend, the GPUs of the topology that this process sees, in this order. `None` makes all
     /// GPUs visible.
     pub visible: Option<Vec<u32>>,
+    /// `MPGPU_PACED_WRITES`: true if kernels that write host memory wait until their stores have arrived before they store more.
+    pub paced_writes: bool,
     /// `MPGPU_CHECK_PEERS`: true if each pair of GPUs with peer access is tested for correct copies before a plan relies on it.
     pub check_peers: bool,
     /// `MPGPU_LOG`: most detailed level of messages that are written to standard error.
@@ -128,6 +130,7 @@ impl Default for Config {
             node_blocks: None,
             kernel_blocks: 4,
             visible: None,
+            paced_writes: true,
             check_peers: true,
             log: None,
             cache_dir: None,
@@ -142,7 +145,7 @@ pub const NO_TUNING: &str = "none";
 const SWITCH: [(&str, bool); 4] = [("0", false), ("1", true), ("on", true), ("off", false)];
 
 /// All environment variables that contexts read, in the order of `docs/reference/environment.md`.
-pub const VARIABLES: [&str; 23] = [
+pub const VARIABLES: [&str; 24] = [
     "MPGPU_BACKEND",
     "MPGPU_TOPOLOGY",
     "MPGPU_ENGINE",
@@ -163,6 +166,7 @@ pub const VARIABLES: [&str; 23] = [
     "MPGPU_HOST_THREADS",
     "MPGPU_NODE_BLOCKS",
     "MPGPU_KERNEL_BLOCKS",
+    "MPGPU_PACED_WRITES",
     "MPGPU_CHECK_PEERS",
     "MPGPU_HOST_VISIBLE_DEVICES",
     "MPGPU_LOG",
@@ -256,6 +260,7 @@ impl Config {
             "MPGPU_MAX_PATHS" => self.max_paths = Some(count()?),
             "MPGPU_HOST_PATH" => self.host_path = Some(one_of(text, &SWITCH, must)?),
             "MPGPU_RELAY_GPUS" => self.relays = Some(text.parse().map_err(refuse)?),
+            "MPGPU_PACED_WRITES" => self.paced_writes = one_of(text, &SWITCH, must)?,
             "MPGPU_CHECK_PEERS" => self.check_peers = one_of(text, &SWITCH, must)?,
             "MPGPU_HOST_VISIBLE_DEVICES" => {
                 let numbers: Result<Vec<u32>, _> = text.split(',').map(str::parse).collect();

@@ -123,7 +123,7 @@ impl Context {
         let file = config.tuning_file.as_deref().filter(|_| tuning.is_some() && config.adapt);
         let kept = file.and_then(|file| KeptTimes::beside(Path::new(file), &machine, &*backend)).map(Arc::new);
         backend.keep_graphs(config.cache_graphs);
-        backend.limit_host_kernels(config.kernel_blocks);
+        backend.limit_host_kernels(config.kernel_blocks, config.paced_writes);
         let shared = ContextState {
             machine,
             without: RwLock::default(),

@@ -72,7 +72,7 @@ pub struct mp_piece_options_t {
     /// Maximum number of multiprocessors that the kernel occupies. 0 selects the value of `MPGPU_KERNEL_BLOCKS`,
     /// which is 4 by default. Four multiprocessors fill a PCIe 5 link.
     pub multiprocessors: u32,
-    /// Switch for the pacing of writes to host memory, on by default. If writes are paced, each group of threads of
+    /// Switch for the pacing of writes to host memory. The default is the value of `MPGPU_PACED_WRITES`, which is on. If writes are paced, each group of threads of
     /// the kernel waits until its stores have arrived in host memory before it stores more. This bounds the bytes in
     /// flight. Without pacing, writes saturate the link, and a saturated link slows down other work of the GPU to
     /// about half of its speed. If the copy does not write to host memory, the switch has no effect.

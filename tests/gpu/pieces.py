@@ -132,7 +132,11 @@ def rate(case: Case, copy: Callable[[int], None]) -> tuple[float, float]:
 
     copy(0)
     torch.cuda.synchronize()
-    times = max(2, (200 << 20) // (case.size * case.count))
+    begin = time.perf_counter()
+    copy(0)
+    case.stream.synchronize()
+    # Many copies per round, because the first call of a round has no copy to overlap with. The driver's batch of small pieces takes longer.
+    times = max(2, min(32, int(0.05 / (time.perf_counter() - begin))))
     rates, calls = [], []
     for _ in range(7):
         torch.cuda.synchronize()
@@ -238,17 +242,42 @@ def beside() -> None:
 
 
 def calls() -> None:
-    """Prints the time of a call with another list each time, when the stream is idle."""
+    """Prints the time of a call with another list each time: in Python, in C, and for comparison that of one copy by the driver."""
+    import mpgpu
+
+    from mpgpu._library import NULL, ffi, lib
+
     case = Case(16 << 10, seed=5)
+    context = mpgpu.default_context()
     for way in DIRECTIONS:
-        copy = blocks(case, way)
-        took = []
-        for at in range(200):
-            case.stream.synchronize()
-            begin = time.perf_counter()
-            copy(at % len(case.lists))
-            took.append(time.perf_counter() - begin)
-        print(f"calls: {way:4} the GPU, {case.count} indices of 64 bits at each end: {statistics.median(took) * 1e6:.1f} us, worst {max(took[1:]) * 1e6:.0f} us", flush=True)
+        request = ffi.new("mp_blocks_t *")
+        dst, src, _, _ = case.ends(way, 0)
+        to, of = (ffi.new("uintptr_t[]", [each.data_ptr()]) for each in (dst, src))
+        request.size, request.layers, request.block_bytes, request.index_bytes = ffi.sizeof("mp_blocks_t"), 1, case.size, 8
+        request.dst, request.src = ffi.cast("void **", to), ffi.cast("const void **", of)
+        request.dst_blocks = request.src_blocks = WHOLE // case.size
+        lists = [[ffi.from_buffer("uint64_t[]", each) for each in case.ends(way, at)[2:]] for at in range(len(case.lists))]
+        stream = ffi.cast("mp_stream_t", case.stream.cuda_stream)
+
+        def by_c(at: int) -> None:
+            request.dst_index, request.src_index = lists[at]
+            if lib.mp_copy_blocks(context._handle, request, NULL, stream, NULL):
+                sys.exit("mp_copy_blocks failed")
+
+        def by_driver(at: int) -> None:
+            driver.cuMemcpyAsync(ctypes.c_void_p(dst.data_ptr()), ctypes.c_void_p(src.data_ptr()), ctypes.c_size_t(64), ctypes.c_void_p(case.stream.cuda_stream))
+
+        driver = ctypes.CDLL("libcuda.so.1")
+        for name, copy, count in (("copy_blocks", blocks(case, way), case.count), ("mp_copy_blocks", by_c, case.count), ("mp_copy_blocks", by_c, 16), ("cuMemcpyAsync", by_driver, 0)):
+            request.count = count
+            took = []
+            for at in range(400):
+                if at % 8 == 0:
+                    case.stream.synchronize()
+                begin = time.perf_counter()
+                copy(at % len(case.lists))
+                took.append(time.perf_counter() - begin)
+            print(f"calls: {way:4} the GPU, {name:14} with {count:5} indices: {statistics.median(took) * 1e6:.1f} us, worst {max(took[8:]) * 1e6:.0f} us", flush=True)
 
 
 def batches() -> None:

@@ -191,8 +191,9 @@ impl Backend for CudaBackend {
         self.0.copy_pieces(stream, pieces, bounds, report)
     }
 
-    fn limit_host_kernels(&self, multiprocessors: u32) {
+    fn limit_host_kernels(&self, multiprocessors: u32, is_paced: bool) {
         self.0.host_blocks.store(multiprocessors.max(1), Ordering::Relaxed);
+        self.0.paces_host.store(is_paced, Ordering::Relaxed);
     }
 
     fn mark_moment(&self, stream: StreamHandle) -> Result<Moment, BackendError> {

@@ -201,6 +201,8 @@ pub(super) struct Copier<'a> {
     host: HostEnds,
     /// Number of multiprocessors that kernels with an end in host memory use.
     host_blocks: u32,
+    /// True if kernels that write host memory pace their stores.
+    is_paced: bool,
 }
 
 /// Parameters of one launch of the copy kernel, in a stream or in a graph.
@@ -262,8 +264,8 @@ impl Kernel {
     }
 
     /// Returns the copy kernel with the limits for a plan that uses host memory as `host` states.
-    pub fn copier(&self, host: HostEnds, host_blocks: u32) -> Copier<'_> {
-        Copier { kernel: self, host, host_blocks }
+    pub fn copier(&self, host: HostEnds, host_blocks: u32, is_paced: bool) -> Copier<'_> {
+        Copier { kernel: self, host, host_blocks, is_paced }
     }
 
     /// Enqueues the copy of `list` in `stream`. The stream must belong to the kernel's context, which must be current.
@@ -384,14 +386,14 @@ impl Copier<'_> {
     }
 
     /// Calls `make` with the parameters of a launch for segments with an end in host memory. `at_once` such launches run at the same time.
-    /// Together they use at most `host_blocks` multiprocessors. If they write host memory, they pace their stores.
+    /// Together they use at most `host_blocks` multiprocessors. If they write host memory, they pace their stores, unless the environment states otherwise.
     fn with_pieces<T>(&self, segments: &[Segment], at_once: u32, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
         let bytes: u64 = segments.iter().map(|segment| segment.bytes).sum();
         let mut lanes = group_lanes(bytes / segments.len().max(1) as u64);
         let most = (self.host_blocks / at_once).clamp(1, self.kernel.processors());
         let mut list = Many::with_tiles(segments, PIECE_TILE_SHIFT);
         let blocks = list.tiles().div_ceil(u64::from(PIECE_LANES / lanes)).min(u64::from(most)) as c_uint;
-        let mut is_paced = u32::from(self.host == HostEnds::Written);
+        let mut is_paced = u32::from(self.is_paced && self.host == HostEnds::Written);
         let mut arguments: [*mut c_void; 3] = [(&raw mut list).cast(), (&raw mut lanes).cast(), (&raw mut is_paced).cast()];
         let launch = KernelLaunch { function: handle(self.kernel.pieces), blocks, lanes: PIECE_LANES, arguments: arguments.as_mut_ptr() };
         (blocks > 0).then(|| make(&launch))
@@ -494,7 +496,7 @@ mod tests {
         };
         let launch_for = |host, count: usize, bytes| {
             let segments = vec![Segment { dst: 1, src: 2, bytes }; count];
-            kernel.copier(host, 4).with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))
+            kernel.copier(host, 4, true).with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))
         };
         let launch = |count, bytes| launch_for(HostEnds::None, count, bytes);
         assert_eq!(launch(FEW_SEGMENTS, 1), Some((0x20, 32)));

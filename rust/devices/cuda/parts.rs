@@ -20,7 +20,7 @@ use crate::backend::failed_waits::{Behind, FailedWaits};
 use crate::backend::{BackendError, StreamHandle};
 use std::fmt;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 #[repr(C)] // Fields that every execution reads come first, together.
 pub(in crate::cuda) struct Core {
@@ -36,6 +36,8 @@ pub(in crate::cuda) struct Core {
     pub lists: Lists,
     /// Number of multiprocessors that kernels of plans use if they have an end in host memory.
     pub host_blocks: AtomicU32,
+    /// True if kernels of plans pace their writes to host memory.
+    pub paces_host: AtomicBool,
     pub reached: Mutex<Reached>,
     pub checks: Checks,
 }
@@ -54,6 +56,7 @@ impl Core {
             turns: Turns::default(),
             lists: Lists::default(),
             host_blocks: AtomicU32::new(u32::MAX),
+            paces_host: AtomicBool::new(true),
             reached: Mutex::default(),
             checks: Checks::default(),
         })

@@ -275,7 +275,7 @@ fn try_ends(gpus: &Gpus, ends: [&CheckEnd<'_>; 2], host: u64, by_kernels: bool, 
             let _current = from.primary.enter()?;
             let segment = Segment { dst: to.place(3), src: from.place(0), bytes: BYTES };
             // SAFETY: The GPU can access the memory of both ends, and the stream belongs to the kernel's context.
-            unsafe { kernel.copier(HostEnds::None, 1).launch(gpus.driver, &[segment], handle(from.stream)) }?;
+            unsafe { kernel.copier(HostEnds::None, 1, false).launch(gpus.driver, &[segment], handle(from.stream)) }?;
             has_kernel[index] = true;
         }
     }

@@ -9,6 +9,7 @@ use super::completion::Finished;
 use super::device::Mark;
 use super::driver::{Driver, OutsideCapture, call, code, handle, lock};
 use super::gpus::Gpus;
+use super::kernel::HostEnds;
 use super::owner::Owner;
 use super::parts::Core;
 use super::piece_parts::{KnownRanges, PieceLaunch};
@@ -16,6 +17,7 @@ use super::streams::Start;
 use super::verify::Verdict;
 use crate::backend::{BackendError, BlockEnd, Completion, Indices, KernelBounds, Pieces, Report, StreamHandle, index_out_of_range};
 use crate::block_list::{BlockList, ListEnd, PIECE_LANES};
+use crate::bridge::Segment;
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -312,8 +314,11 @@ impl ListBlock {
         if bytes == 0 || count <= READS_PER_COPY * groups {
             return Ok(host);
         }
+        // A kernel copies the list, because a copy engine would first finish the large copies of other streams in the same direction.
+        let list = Segment { dst: self.device, src: host, bytes };
+        let copier = launch.kernel.copier(HostEnds::Read, launch.blocks, false);
         // SAFETY: Both memory areas have at least `bytes` bytes, and no other copy uses them.
-        unsafe { call!(driver, cuMemcpyAsync(self.device, host, bytes as usize, handle(launch.stream.0))) }?;
+        unsafe { copier.launch(driver, &[list], handle(launch.stream.0)) }?;
         Ok(self.device)
     }
 }

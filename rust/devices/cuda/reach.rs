@@ -20,7 +20,9 @@ impl Core {
             return Ok(None);
         }
         let host = lock(&self.reached).of(execution.endpoints).map_or(HostEnds::Written, |reach| reach.host);
-        Ok(primary.kernel().map(|kernel| kernel.copier(host, self.host_blocks.load(Ordering::Relaxed))))
+        Ok(primary
+            .kernel()
+            .map(|kernel| kernel.copier(host, self.host_blocks.load(Ordering::Relaxed), self.paces_host.load(Ordering::Relaxed))))
     }
 
     /// Returns the GPU that runs a lane (sequence of operations) planned for `gpu`. Usually this is `gpu` itself. If `gpu` cannot access
