@@ -11,12 +11,12 @@ use std::sync::Arc;
 /// Device of one end (destination or source) of all pieces of a copy.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum EndDevice {
-    /// No piece yet.
+    /// No device, because no piece was added.
     #[default]
     None,
-    /// The same device for all pieces.
+    /// One device, which is the same for all pieces.
     One(DeviceId),
-    /// Several devices.
+    /// Several devices, because the pieces have different ones.
     Several,
 }
 

@@ -9,6 +9,7 @@
 //
 //   indexed        halo::indexed::exchange, one after another without waiting
 //   indexed, sync  the same; the host waits for each exchange
+//   captured       the same; 20 exchanges in a CUDA graph that is launched again and again
 //   MPI            one packing kernel per neighbour; the host waits; MPI_Isend and MPI_Irecv into the ghost entries
 //   structured     halo::plan on a mesh whose two faces have N cells each, pushed; one after another
 //   by lists       halo::indexed with the lists of the same cells
@@ -291,6 +292,27 @@ void run(const std::vector<std::size_t> &sizes) {
         own.fill(1);
         measure(all, "indexed", entries, 200, indexed);
         own.compare("indexed", 1);
+        cudaGraph_t graph = nullptr;
+        cudaGraphExec_t captured = nullptr;
+        constexpr int in_graph = 20;
+        check(cudaStreamBeginCapture(native, cudaStreamCaptureModeThreadLocal));
+        for (int i = 0; i < in_graph; ++i) {
+            ex.exchange(stream, own.x());
+        }
+        check(cudaStreamEndCapture(native, &graph));
+        check(cudaGraphInstantiateWithFlags(&captured, graph, 0));
+        int exchanges = 0;
+        measure(all, "captured", entries, 200, [&](bool is_last) {
+            if (++exchanges % in_graph == 0) {
+                check(cudaGraphLaunch(captured, native));
+            }
+            if (is_last) {
+                stream.synchronize();
+            }
+        });
+        check(cudaGraphExecDestroy(captured));
+        check(cudaGraphDestroy(graph));
+        own.compare("captured", 1);
         measure(all, "indexed, sync", entries, 200, [&](bool) { indexed(true); });
         own.fill(2);
         const char *const form = is_gpu_aware ? "MPI, GPU-aware" : "MPI, by host";
