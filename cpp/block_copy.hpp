@@ -1,8 +1,8 @@
-// Copies many pieces by few multiprocessors, in particular between a GPU and host memory. One source for the GPU and
-// the CPU.
+// Copies many pieces by few multiprocessors, in particular between a GPU and host memory. The GPU and the CPU build
+// share this source.
 //
-// A group of up to 32 lanes copies one chunk of a piece at a time. In each pass over a chunk, every lane has four loads
-// of 16 bytes in flight before its first store. Therefore 128 groups (four blocks of 1024 lanes) fill a PCIe 5 link
+// A group of up to 32 lanes copies one chunk of a piece at a time. In each pass over a chunk, every lane starts four
+// loads of 16 bytes before its first store. Therefore 128 groups (four blocks of 1024 lanes) fill a PCIe 5 link
 // with pieces of 1 KiB and more. A group reads the index of its next piece before it copies the current one, which
 // hides the latency of the read.
 //
@@ -25,7 +25,7 @@ constexpr uint32_t kMostGroupLanes = 32;
 constexpr uint32_t kLaneBytes = 64;
 // Lanes of a thread block of the kernels that use these functions.
 constexpr uint32_t kPieceLanes = 1024;
-// Binary logarithm of the bytes of a chunk, which are eight passes of a warp.
+// Binary logarithm of the size of a chunk in bytes. A warp copies a chunk in eight passes.
 constexpr uint32_t kChunkShift = 14;
 // Maximum number of layers (pairs of arrays) in one launch.
 constexpr uint32_t kLayersPerLaunch = 120;
@@ -42,7 +42,7 @@ struct BlockEnd {
     uint64_t stride;
     // Number of blocks of an array. A block with an index of at least this number is reported and not copied.
     uint64_t blocks;
-    // Address of the index list. 0 if there is none: then entry i of the copy is block i of the array.
+    // Address of the index list. 0 if there is no list: entry i of the copy is then block i of the array.
     uint64_t index;
     // Size of an index in bytes, 4 or 8.
     uint64_t width;
@@ -53,16 +53,17 @@ struct BlockList {
     BlockLayer layers[kLayersPerLaunch];
     BlockEnd dst;
     BlockEnd src;
-    // Address of a list of `Segment`, which replaces layers and ends, or 0.
+    // Address of a list of `Segment`. If it is not 0, the launch copies these pieces and ignores `layers`, `dst` and
+    // `src`.
     uint64_t pieces;
-    // Position of the first entry of the lists that this launch copies.
+    // Position in the lists at which this launch starts.
     uint64_t first;
     // Number of blocks per layer, or number of pieces.
     uint64_t count;
     // Size in bytes of a block, or of the longest piece.
     uint64_t bytes;
-    // Address of two words that report an index out of range: 1 + 2 * position (+ 1 for the source), and the index. 0
-    // if all indices have been checked before.
+    // Address of two words that report an index out of range: 1 + 2 * position (+ 1 for the source), and the index. May
+    // be 0 if all indices have been checked before the launch.
     uint64_t report;
     uint32_t layer_count;
     // Number of lanes of a group, a power of two.
@@ -75,7 +76,7 @@ static_assert(sizeof(BlockList) <= 4096, "kernel arguments are limited to 4096 b
 
 namespace detail {
 
-// Chunk of a piece whose indices have been loaded, but not checked.
+// Chunk of a piece. The block indices of the piece have been loaded, but not checked.
 struct Chunk {
     Segment piece;
     uint64_t dst_block;
@@ -94,7 +95,7 @@ MPGPU_HD inline uint64_t block_index(const BlockEnd &end, uint64_t position) {
                           : *reinterpret_cast<const uint64_t *>(static_cast<uintptr_t>(address));
 }
 
-// Loads the indices of chunk `number`. No instruction here uses the loaded values, so the GPU continues meanwhile.
+// Loads the indices of chunk `number`. The function does not use the loaded values, so the GPU need not wait for them.
 MPGPU_HD inline Chunk chunk_of(const BlockList &list, uint64_t chunks, uint64_t number) {
     Chunk chunk;
     const uint64_t piece = chunks == 1 ? number : number / chunks;
@@ -173,8 +174,8 @@ MPGPU_HD inline void copy_words(uint64_t dst_address, uint64_t src_address, uint
     }
 }
 
-// Copies the bytes of `lane` of a piece or of a part of a piece, in the widest words that the alignment of both ends
-// permits.
+// Copies the bytes that belong to `lane`, in a piece or in a part of a piece. Uses the widest words that the alignment
+// of both ends permits.
 template <class Settle>
 MPGPU_HD inline void copy_piece(uint64_t dst, uint64_t src, uint64_t bytes, uint32_t lane, uint32_t lanes,
                                 Settle settle) {
@@ -199,8 +200,8 @@ MPGPU_HD inline void copy_piece(uint64_t dst, uint64_t src, uint64_t bytes, uint
 
 } // namespace detail
 
-// Copies the part of one lane of one group in a block copy. Each (group, lane) must run once, in any order. `settle`
-// waits for the stores of the lane if they are paced.
+// Copies the part of a block copy that belongs to one lane of one group. Must be called once for each group and lane,
+// in any order. If stores are paced, `settle` waits for the stores of the lane.
 template <class Settle, class Report>
 MPGPU_HD inline void copy_blocks(const BlockList &list, uint32_t group, uint32_t groups, uint32_t lane, uint32_t lanes,
                                  Settle settle, Report report) {
@@ -224,7 +225,7 @@ MPGPU_HD inline void copy_blocks(const BlockList &list, uint32_t group, uint32_t
     }
 }
 
-// Copies the part of one lane of one group in the copy of the segments of a launch. The tiles are numbered as in
+// Copies the part of a list of segments that belongs to one lane of one group. The tiles are numbered as in
 // `copy_segments`.
 template <class List, class Settle>
 MPGPU_HD inline void copy_segments_by_groups(const List &list, uint32_t group, uint32_t groups, uint32_t lane,

@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kWideLanes)
 
 namespace {
 
-// Groups of equal size in a launch.
+// Division of the lanes of a launch into groups of equal size.
 struct Groups {
     uint32_t lanes;
 
@@ -130,8 +130,8 @@ struct Groups {
     __device__ uint32_t lane() const { return threadIdx.x % lanes; }
 };
 
-// Waits, if `is_on` is not 0, until the stores of the calling lane have arrived at their destination, also in host
-// memory.
+// Function that waits until the stores of the calling lane have arrived in GPU memory or host memory. Does nothing if
+// `is_on` is 0.
 struct Settle {
     uint32_t is_on;
 
@@ -142,7 +142,7 @@ struct Settle {
     }
 };
 
-// Stores both words of a report with one instruction.
+// Function that stores both words of a report with one instruction. Does nothing if the address of the report is 0.
 struct IndexReport {
     Groups groups;
 
@@ -158,7 +158,7 @@ struct IndexReport {
 
 } // namespace
 
-// Copies segments that have an end in host memory, by few blocks.
+// Copies segments that have an end in host memory. A launch has few thread blocks.
 extern "C" __global__ void __launch_bounds__(mpgpu::kPieceLanes)
     mpgpu_copy_pieces(const __grid_constant__ mpgpu::SegmentList list, uint32_t lanes, uint32_t is_paced) {
     const Groups groups{lanes};

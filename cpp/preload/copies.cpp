@@ -175,7 +175,7 @@ outcome known_reason(int dst, int src, std::size_t bytes) {
     return is_none ? outcome::no_gain : outcome::count;
 }
 
-/// Returns the mask of the GPUs that may forward data. An explicit MPGPU_RELAY_GPUS takes precedence.
+/// Returns the mask of the GPUs that may forward data. Returns 0 if all GPUs may, or if MPGPU_RELAY_GPUS is set.
 std::uint64_t relay_mask() {
     return asked().names_relays || allowed_gpus() == every_gpu ? 0 : allowed_gpus() | MP_RELAY_NONE;
 }
@@ -367,8 +367,8 @@ void answer(const question &asked_for) {
     *asked_for.slot = has_gone ? gain::not_asked : made.gains() ? gain::some : gain::none;
 }
 
-/// Creates the CUDA contexts of GPUs that MPGPU_PRELOAD_GPUS names and that the program may not use itself. This takes
-/// some tenths of a second per GPU, which then does not delay the first plan that uses these GPUs.
+/// Creates the CUDA contexts of the GPUs in MPGPU_PRELOAD_GPUS. The program itself possibly does not use these GPUs. A
+/// context takes some tenths of a second. Creating it here avoids a delay of the first plan that uses the GPU.
 void create_contexts() {
     if (!asked().gpus) {
         return;

@@ -63,7 +63,7 @@ def main() -> None:
         blocks.dst_index, blocks.src_index, blocks.index_bytes = listed, listed, 8
 
         def by_c(blocks: Any = blocks) -> None:
-            # Calls of a loop that keeps no request: one copy, and one check of an earlier one.
+            # Calls of a loop that keeps no request: each makes one copy and checks one earlier copy.
             lib.mp_copy_blocks(context._handle, blocks, NULL, stream._handle, request)
             if lib.mp_test(request, done, NULL) or not done[0]:
                 lib.mp_request_destroy(request)

@@ -36,9 +36,9 @@ _DESTINATIONS = ffi.typeof("void **")
 _SOURCES = ffi.typeof("const void **")
 _POINTER = ffi.typeof("void *")
 
-# Bytes of an index, and true if the type is signed, by NumPy's name of the type.
+# Size of an index in bytes, and true if the type is signed. The key is NumPy's name of the type.
 _INTEGERS = {f"{NATIVE_ORDER}{kind}{size}": (size, kind == "i") for kind in "iu" for size in (4, 8)}
-# Number of blocks from which a negative index of 32 bits, read as an unsigned number, is an index in range.
+# Largest number of blocks for which a negative 32-bit index, read as an unsigned number, is out of range.
 _ALL_NARROW = 2**31
 
 
@@ -120,7 +120,7 @@ def _unlike(name: str, layer: int, found: _Form, first: _Form) -> ArgumentError:
 
 def _of_tensor(tensor: Any, name: str, used: _Used) -> tuple[int, _Form] | None:
     """Returns the address and the form of a torch tensor. Returns ``None`` for tensors that need an error message, and for those without
-    elements. A cache of 32 layers has 64 tensors, so this function makes no more calls of torch than it needs.
+    elements. A call for a cache of 32 layers has 64 tensors, so this function calls torch as rarely as possible.
     """
     try:
         # `len` takes three times as long as `shape`.
@@ -133,7 +133,7 @@ def _of_tensor(tensor: Any, name: str, used: _Used) -> tuple[int, _Form] | None:
         )
         blocks = shape[0]
     except (RuntimeError, IndexError):
-        # Sparse tensors and those that wrap other tensors have no storage. Others have no dimensions.
+        # Sparse tensors, and tensors that wrap other tensors, have no storage. Scalars have no dimensions.
         return None
     if not address or not nbytes or tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return None
@@ -169,12 +169,12 @@ class _Layout(NamedTuple):
     # In bytes. `None` if all elements are contiguous.
     strides: tuple[int, ...] | None
     itemsize: int
-    # Name of the protocol from which the layout is known. Empty if slices of the array are views.
+    # Name of the array interface that supplied the layout. Empty if slices of the array are views.
     protocol: str = ""
 
 
 def _layout_of(torch: Any, value: Any) -> _Layout | None:
-    """Returns shape and strides of an array whose blocks may lie apart. Returns ``None`` for other objects with memory."""
+    """Returns shape and strides of an array that may have gaps between its blocks. Returns ``None`` for other objects with memory."""
     if isinstance(value, Buffer):
         return _Layout(value.shape, None, value.itemsize)
     if hasattr(value, "_mpgpu_memory"):
@@ -273,8 +273,8 @@ class _Index:
         except OverflowError:
             at = next(at for at, value in enumerate(values) if not -(2 ** (8 * width - 1)) <= value < 2 ** (8 * width - 1))
             raise ArgumentError(
-                f"{self.name}[{at}]={values[at]}: does not fit into {8 * width} bits, which the indices of the other list have; pass that "
-                "list with 64 bits",
+                f"{self.name}[{at}]={values[at]}: does not fit into {8 * width} bits, the size of the indices in the other list: "
+                "pass the other list with 64-bit indices",
                 argument=self.name,
             ) from None
         return _of_numbers(self.name, found)
@@ -361,7 +361,7 @@ def _integers(value: Any, name: str, kind: str, shape: Sequence[int]) -> tuple[i
 
 def _of_list(numbers: Sequence[Any], name: str) -> _Index:
     try:
-        # A mask is no index list.
+        # A list of booleans is a mask, not an index list.
         if not (numbers and isinstance(numbers[0], bool)):
             return _of_numbers(name, array.array("q", numbers))
     except (TypeError, OverflowError):
@@ -447,7 +447,7 @@ def _enqueue(context: Context, used: _Used, stream: StreamLike | None, begin: Ca
     is_on_gpus = context._backend == "cuda"
     for memory in used.memories:
         if is_on_gpus and memory.settle and memory.current is not None:
-            # The producer of the array does not order its work with other streams.
+            # The library that produced the array does not order its work with other streams.
             number = memory.current.handle()
             with _entered(memory.current.here(number)):
                 check(lib.mp_stream_synchronize(context._handle, _cast(_STREAM, number)))
@@ -480,7 +480,7 @@ def _enqueue_in_all(context: Context, currents: list[Current], begin: Callable[[
     try:
         return enqueue_in_all(context, currents, events, begin)
     finally:
-        # Streams that wait for an event continue to wait for it.
+        # Streams that already wait for an event are not affected by its destruction.
         for event in events:
             lib.mp_event_destroy(context._handle, event)
 
@@ -516,8 +516,9 @@ def copy_blocks(
             torch or CuPy arrays in GPU memory are among the arguments, otherwise mpgpu's own stream.
         multiprocessors: maximum number of multiprocessors that the kernel occupies. ``None`` selects the value of
             ``MPGPU_KERNEL_BLOCKS``.
-        paced: True (the default) if writes to host memory are limited to the share of the link in ``MPGPU_HOST_WRITE_PERCENT``. Unlimited
-            writes slow down other work of the GPU.
+        paced: True if writes to host memory are paced: each group of threads of the kernel waits until its stores have arrived before it
+            stores more. Without pacing, writes slow down other work of the GPU. ``None`` selects the value of ``MPGPU_PACED_WRITES``, which
+            is on by default.
         context: the context that executes the copy. By default it is the context of the :class:`Buffer` objects among the arguments, then
             that of ``stream``, then :func:`default_context`.
 
@@ -527,7 +528,7 @@ def copy_blocks(
         TypeError: an object has no memory, or an index is not a whole number.
         NotSupported: the GPU of the stream cannot access an array, or the stream is being captured and an index list is given.
 
-    If a destination block is listed twice, each of its bytes is that of one of the two sources. May be called from any thread.
+    If a destination block is listed twice, each of its bytes comes from one of the two sources. May be called from any thread.
     """
     if _dropped:
         collect(2)

@@ -81,13 +81,13 @@ pub struct BlockArrays<'a> {
 }
 
 impl<'a> BlockArrays<'a> {
-    /// Creates arrays of blocks of `block_bytes` bytes from buffers, or from ranges of buffers. Blocks follow each other without gaps, and
-    /// are copied in order.
+    /// Creates arrays of blocks of `block_bytes` bytes from buffers, or from ranges of buffers. Blocks follow each other without gaps.
+    /// Without a call of [`indices`](BlockArrays::indices), blocks 0, 1, 2 and so on are copied.
     pub fn new<E: Into<End>>(arrays: impl IntoIterator<Item = E>, block_bytes: u64) -> BlockArrays<'a> {
         BlockArrays { arrays: arrays.into_iter().map(Into::into).collect(), block_bytes, stride: block_bytes, indices: None }
     }
 
-    /// Sets the distance from one block to the next in bytes, which is at least the size of a block.
+    /// Sets the distance between the starts of two consecutive blocks, in bytes. It must be at least the size of a block.
     #[must_use]
     pub fn stride(self, bytes: u64) -> BlockArrays<'a> {
         BlockArrays { stride: bytes, ..self }
@@ -110,7 +110,7 @@ impl<'a> BlockArrays<'a> {
             let reason = format!("the stride must be at least the size of a block, {} bytes", self.block_bytes);
             return Err(Error::Option { name, value: format!("stride {}", self.stride), reason });
         }
-        // An array of empty blocks without a distance has one block.
+        // If block size and stride are 0, the array has one block.
         Ok(first.bytes.checked_sub(self.block_bytes).map_or(0, |rest| rest.checked_div(self.stride).unwrap_or(0) + 1))
     }
 
@@ -121,11 +121,12 @@ impl<'a> BlockArrays<'a> {
 
 impl Context {
     /// Copies blocks of arrays in `stream` by one kernel, without a plan, after all earlier work in `stream` and before all later work.
-    /// Does not block. Block `i` of the list of `dst` receives block `i` of the list of `src`, in each array.
+    /// Does not block. In each array, the block at position `i` of the index list of `dst` receives the block at position `i` of the
+    /// index list of `src`.
     ///
     /// A slice of indices is read and checked before this function returns. A buffer of indices is read when the copy runs: blocks whose
     /// index is out of range are then not copied, and [`Request::wait`] and [`Stream::synchronize`] return an error. If a destination block
-    /// is listed twice, each of its bytes is that of one of the two sources. Without a list, the blocks of an end are copied in order.
+    /// is listed twice, each of its bytes comes from one of the two sources. An end without an index list uses blocks 0, 1, 2 and so on.
     ///
     /// ```
     /// # use mpgpu::{BackendChoice, Context, ContextOptions};
@@ -251,7 +252,10 @@ impl Context {
             }
             [Some(list), _] | [None, Some(list)] => (list.len(), list.width),
             [None, None] if blocks[0] != blocks[1] => {
-                return invalid(format!("{} and {} blocks", blocks[0], blocks[1]), "without a list both ends must have the same number");
+                return invalid(
+                    format!("{} and {} blocks", blocks[0], blocks[1]),
+                    "without an index list, both ends must have the same number of blocks",
+                );
             }
             [None, None] => (blocks[0], 8),
         };
@@ -302,7 +306,7 @@ impl Context {
         if let Some(completion) = completion.as_ref().filter(|_| !keep.is_empty()) {
             let held = keep.clone();
             if self.runtime.call_when_done(completion.clone(), Box::new(move |_| drop(held))).is_err() {
-                // Without the callback, this call itself waits.
+                // The callback that releases the memory could not be registered, so this call waits for the copy.
                 let _ = completion.wait();
             }
         }

@@ -540,9 +540,9 @@ pub trait Backend: Send + Sync {
         let _ = execution;
         Ok(())
     }
-    /// Enqueues the copy of many pieces in `stream`, by kernels of the stream's GPU, without a plan. Returns the completion unless `report` is
-    /// [`Report::Nothing`]. The caller has checked that the backend knows the memory of all ends. Returns [`BackendError::NotSupported`] if
-    /// the GPU cannot access an end, or if the stream is being captured and the list is in host memory.
+    /// Enqueues the copy of many pieces in `stream`, by kernels of the stream's GPU and of its helpers, without a plan. Returns the
+    /// completion unless `report` is [`Report::Nothing`]. The caller has checked that the backend knows the memory of all ends. Returns
+    /// [`BackendError::NotSupported`] if the GPU cannot access an end, or if the stream is being captured and the copy has a list.
     fn copy_pieces(
         &self,
         stream: StreamHandle,

@@ -2,7 +2,7 @@
 
 use crate::{Endpoints, Segment};
 
-/// Index list of one end of a block copy. It selects the block of each position of the copy.
+/// Index list of one end of a block copy. The index at position `i` selects the `i`-th block of the copy.
 #[derive(Copy, Clone, Debug)]
 pub enum Indices<'a> {
     /// No list. Position `i` selects block `i`.
@@ -68,11 +68,10 @@ impl Pieces<'_> {
 pub struct KernelBounds<'a> {
     /// Maximum number of multiprocessors that the kernel occupies, at least 1.
     pub multiprocessors: u32,
-    /// True if writes to host memory are paced by completion: each group of lanes of the kernel waits until its stores have arrived in host
-    /// memory before it stores more. This bounds the bytes in flight, so that the link is not saturated.
+    /// True if writes to host memory are paced: each group of lanes of the kernel waits until its stores have arrived in host memory before
+    /// it stores more. This bounds the bytes in flight, so that the link is not saturated.
     pub is_paced: bool,
-    /// GPU whose memory is the other end of a copy from or to host memory, with GPUs that copy parts of it over their own links to host
-    /// memory. `None` if only the stream's GPU copies.
+    /// Helpers of a copy between host memory and one GPU. `None` if only the stream's GPU copies.
     pub helpers: Option<Helpers<'a>>,
 }
 

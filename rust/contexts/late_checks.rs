@@ -12,12 +12,12 @@ pub struct LateChecks(Mutex<Noted>);
 #[derive(Debug, Default)]
 struct Noted {
     copies: Vec<(StreamHandle, Completion)>,
-    /// Number of copies at which the next call removes those that have nothing to report.
+    /// Number of copies from which on the next call of `note` removes copies that have nothing to report.
     full: usize,
 }
 
 impl LateChecks {
-    /// Adds a copy that was enqueued in `stream`. Removes copies that have finished without an error.
+    /// Adds a copy that was enqueued in `stream`. If there are many copies, first removes those that have finished without an error.
     pub fn note(&self, stream: StreamHandle, copy: &Completion) {
         let mut noted = lock(&self.0);
         if noted.copies.len() >= noted.full {
@@ -31,7 +31,7 @@ impl LateChecks {
                     true
                 }
             });
-            // Each call then polls only a few copies on average.
+            // The limit grows with the number of copies, so that each call polls only a few copies on average.
             noted.full = 2 * noted.copies.len() + 16;
         }
         noted.copies.push((stream, copy.clone()));
@@ -39,7 +39,7 @@ impl LateChecks {
 
     /// Returns the first error of the copies in a stream whose work has finished. Each error is returned once.
     pub fn report(&self, stream: StreamHandle) -> Result<(), Error> {
-        // Copies that other threads have enqueued meanwhile remain. They may wait for later work of this thread.
+        // Unfinished copies are not removed: other threads may have enqueued them meanwhile, and they may wait for later work of this thread.
         let has_ended = |(of, copy): &mut (StreamHandle, Completion)| *of == stream && !matches!(copy.is_done(), Ok(false));
         let ended: Vec<Completion> = lock(&self.0).copies.extract_if(.., has_ended).map(|(_, copy)| copy).collect();
         ended.iter().try_for_each(|copy| copy.wait()).map_err(Error::from)

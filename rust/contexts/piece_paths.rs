@@ -16,7 +16,7 @@ pub enum EndDevice {
     None,
     /// One device, which is the same for all pieces.
     One(DeviceId),
-    /// Several devices, because the pieces have different ones.
+    /// Several devices: not all pieces have the same device.
     Several,
 }
 
@@ -30,12 +30,12 @@ impl EndDevice {
     }
 }
 
-/// Shares of the links to host memory in copies of pieces, by devices, size and permitted GPUs. They are planned once like a copy of as many
-/// contiguous bytes.
+/// Cache of the shares of bytes that helpers copy. The key consists of the devices, the size and the permitted GPUs. The shares are those
+/// of a plan for one contiguous copy, whose size is that of the pieces rounded down to a power of two.
 #[derive(Debug, Default)]
 pub struct PiecePaths(Mutex<HashMap<PathKey, Arc<[(u32, f64)]>>>);
 
-/// Destination, source, binary logarithm of the bytes, and permitted GPUs.
+/// Destination, source, binary logarithm of the size in bytes, and permitted GPUs.
 type PathKey = (DeviceId, DeviceId, u32, Option<Relays>);
 
 impl PiecePaths {

@@ -17,7 +17,7 @@ use std::ffi::CStr;
 pub struct PieceOptions {
     /// Maximum number of multiprocessors that the kernel occupies, at least 1. `None` selects the value of `MPGPU_KERNEL_BLOCKS`.
     pub multiprocessors: Option<u32>,
-    /// True if writes to host memory are paced by completion. `None` selects the value of `MPGPU_PACED_WRITES`. See [`KernelBounds::is_paced`].
+    /// True if writes to host memory are paced ([`KernelBounds::is_paced`]). `None` selects the value of `MPGPU_PACED_WRITES`.
     pub paced: Option<bool>,
     /// GPUs whose links to host memory may carry a part of the bytes. `None` selects those of `MPGPU_RELAY_GPUS`, or all GPUs whose context
     /// exists.
@@ -140,7 +140,7 @@ impl Context {
 struct FoundMemory<'a> {
     shared: &'a ContextState,
     known: Vec<Allocation>,
-    /// Devices of the arrays that were found since the last call of `take_device`.
+    /// Device of all arrays that were found since the last call of `take_device`.
     device: EndDevice,
 }
 
@@ -149,7 +149,7 @@ impl<'a> FoundMemory<'a> {
         FoundMemory { shared, known: Vec::new(), device: EndDevice::None }
     }
 
-    /// Returns the device of the arrays that were found since the last call.
+    /// Returns the device of all arrays that were found since the last call of this function.
     fn take_device(&mut self) -> EndDevice {
         std::mem::take(&mut self.device)
     }
@@ -248,8 +248,8 @@ impl<'a> FoundMemory<'a> {
 
 /// Returns position and value of the first index that is not less than `blocks`. Returns `None` if all indices are less.
 fn first_beyond<I: Copy + Into<u64>>(list: &[I], blocks: u64) -> Option<(usize, u64)> {
-    // The loop has no early exit and no comparison, so that the compiler can vectorise it for any processor. If `blocks` and an index are less
-    // than 2^63, the highest bit of the difference is 1 exactly if the index is less than `blocks`.
+    // The loop has no early exit and no comparison, so that the compiler can vectorise it for any processor. If `blocks` and an index are
+    // less than 2^63, the highest bit of `index - blocks` is 1 exactly if the index is less than `blocks`.
     let below = |all: u64, &index: &I| all & index.into().wrapping_sub(blocks) & !index.into();
     if blocks >> 63 != 0 || list.iter().fold(u64::MAX, below) >> 63 == 0 {
         list.iter().enumerate().map(|(at, &index)| (at, index.into())).find(|(_, index)| *index >= blocks)

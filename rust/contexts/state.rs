@@ -59,7 +59,7 @@ pub struct ContextState {
     pub(super) callbacks: CallbackQueue,
     /// Copies whose index lists are checked while the copies run.
     pub(super) late_checks: LateChecks,
-    /// Shares of links in copies of pieces.
+    /// Cached shares of the GPUs that help with copies of pieces.
     pub(super) piece_paths: PiecePaths,
     pub(super) machine: Arc<Machine>,
     /// Machine for new plans after some pairs of GPUs were found to lose data. It has no routes between the GPUs of such a pair, and

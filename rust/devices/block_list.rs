@@ -58,7 +58,7 @@ unsafe impl ExternType for BlockList {
 }
 
 impl ListEnd {
-    /// Creates one end. `index` is the address of the index list if the list was in host memory.
+    /// Creates one end. `index` is the address at which the kernel reads a list from host memory. Lists in GPU memory keep their own address.
     pub fn new(end: &BlockEnd<'_>, index: u64) -> ListEnd {
         let (index, width) = match end.indices {
             Indices::InOrder => (0, 0),

@@ -8,14 +8,14 @@
 // forms:
 //
 //   indexed        halo::indexed::exchange, one after another without waiting
-//   indexed, sync  the same; the host waits for each exchange
-//   captured       the same; 20 exchanges in a CUDA graph that is launched again and again
+//   indexed, sync  halo::indexed::exchange; the host waits for each exchange
+//   captured       halo::indexed::exchange, 20 times in a CUDA graph that is launched repeatedly
 //   MPI            one packing kernel per neighbour; the host waits; MPI_Isend and MPI_Irecv into the ghost entries
-//   structured     halo::plan on a mesh whose two faces have N cells each, pushed; one after another
-//   by lists       halo::indexed with the lists of the same cells
+//   structured     halo::plan with pushed exchanges, on a mesh whose two faces have about N cells each
+//   by lists       halo::indexed with index lists of the cells that `structured` exchanges
 //
-// Prints microseconds per exchange (median, minimum and maximum of 7 rounds, the slowest rank). Compares every ghost
-// entry. Exits with 0, with 1 if an entry was wrong, and with 77 if there is no GPU. Run by tests/gpu/halo.
+// Prints microseconds per exchange of the slowest rank: median, minimum and maximum of 7 rounds. Compares every ghost
+// entry. Exits with 0, with 1 if an entry was wrong, and with 77 if there is no GPU. Built by tests/gpu/halo.
 #include <mpgpu/halo.cuh>
 #include <mpgpu/halo_indexed.hpp>
 #include <mpgpu/halo_mpi.hpp>
@@ -57,7 +57,7 @@ __global__ void pack(double *to, const double *from, const std::int32_t *list, i
     }
 }
 
-/// Vector entry `i` of rank `rank` in round `round`.
+/// Returns the value of vector entry `i` of rank `rank` in round `round`.
 double value_of(int rank, std::size_t i, int round) {
     return static_cast<double>(rank) * 1e8 + static_cast<double>(i) + round * 0.125;
 }
@@ -69,7 +69,7 @@ struct ring {
     [[nodiscard]] int right() const { return (rank + 1) % ranks; }
 };
 
-/// Send lists of a rank: entries for its left and for its right neighbour. Every rank can compute the lists of all.
+/// Returns the send list of rank `rank` for its left or right neighbour. Every rank can compute the lists of all ranks.
 std::vector<std::int32_t> list_of(int rank, bool to_left, std::size_t entries, std::size_t owned) {
     std::mt19937_64 random(static_cast<std::uint64_t>(rank) * 2 + (to_left ? 1 : 0) + 1);
     std::vector<std::int32_t> list(entries);
@@ -80,7 +80,7 @@ std::vector<std::int32_t> list_of(int rank, bool to_left, std::size_t entries, s
     return list;
 }
 
-/// Prints the time of `work` per exchange, the slowest rank's, in `rounds` rounds of `times` exchanges.
+/// Measures `rounds` rounds of `times` calls of `work`. Prints the time per exchange of the slowest rank.
 template <class Work>
 void measure(const ring &all, const char *form, std::size_t entries, int times, const Work &work) {
     for (int i = 0; i < 20; ++i) {
@@ -125,11 +125,11 @@ class problem {
     [[nodiscard]] std::size_t size() const { return owned_ + 2 * entries_; }
 
     [[nodiscard]] std::vector<halo::index_neighbour> neighbours() const {
-        if (all_.left() ==
-            all_.right()) { // One other rank, or this rank itself: its list for the left, then for the right.
+        // With one or two ranks, both neighbours are the same rank. The send list then begins with the left entries.
+        if (all_.left() == all_.right()) {
             std::vector<std::int32_t> both = to_left_;
             both.insert(both.end(), to_right_.begin(), to_right_.end());
-            // What the other sends to its left arrives at the right ghost entries here.
+            // Entries that the neighbour sends to its left arrive in the right ghost entries of this rank.
             std::vector<std::int32_t> ghosts(2 * entries_);
             std::iota(ghosts.begin(), ghosts.begin() + static_cast<std::ptrdiff_t>(entries_),
                       static_cast<std::int32_t>(owned_ + entries_));
@@ -165,7 +165,7 @@ class problem {
         }
     }
 
-    /// The exchange by MPI. The buffers are GPU memory if MPI supports it, and host memory otherwise.
+    /// Exchanges ghost entries by MPI. The buffers are in GPU memory if MPI supports it, and in host memory otherwise.
     void by_mpi(cudaStream_t stream, bool is_gpu_aware) {
         const int n = static_cast<int>(entries_);
         const int grid = (n + 255) / 256;

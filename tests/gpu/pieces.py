@@ -8,9 +8,9 @@ WHEEL is the wheel of mpgpu, followed by the wheels of packages that this Python
 MPGPU is the `mpgpu` command, for the batched copies of a program that does not use mpgpu. Parts of the program:
 
     rates      10,000 pieces in random order (at most 400 MiB): the driver's batched copy, and `copy_blocks` with and without pacing
-    beside     the same beside matrix products (8192 x 8192, bfloat16), and beside a large copy in the other direction
+    beside     effect on concurrent matrix products (8192 x 8192, bfloat16) and on a concurrent large copy in the other direction
     calls      time from the call to its return, with another index list in each call
-    links      the same rates with all GPUs, whose links to host memory carry parts of the pieces
+    links      rates, as in `rates`, if the links of all GPUs to host memory carry parts of the pieces
     unchanged  the driver's batched copy with and without `mpgpu run`
 
 Every part except `beside` and `calls` compares all bytes. Rates are medians of 7, in 10^9 bytes per second. Exits with 0, with 1 if a byte
@@ -135,7 +135,7 @@ def rate(case: Case, copy: Callable[[int], None]) -> tuple[float, float]:
     begin = time.perf_counter()
     copy(0)
     case.stream.synchronize()
-    # Many copies per round, because the first call of a round has no copy to overlap with. The driver's batch of small pieces takes longer.
+    # A round lasts about 50 ms, at most 32 copies, because the first call of a round cannot overlap with an earlier copy.
     times = max(2, min(32, int(0.05 / (time.perf_counter() - begin))))
     rates, calls = [], []
     for _ in range(7):
@@ -166,7 +166,7 @@ def rates(sizes: tuple[int, ...], what: str) -> None:
 
 
 def beside() -> None:
-    """Prints what pieces cost matrix products and a copy in the other direction, and their own rate meanwhile."""
+    """Prints how much copies of pieces slow down concurrent matrix products and copies in the other direction, and their own rate."""
     import torch
 
     left = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -198,7 +198,7 @@ def beside() -> None:
         return statistics.median(took[1:])
 
     def both(work: Callable[[], None], case: Case, copy: Callable[[int], None], total: float) -> tuple[float, float]:
-        """Returns the time of `work` beside copies, and the rate of the copies that ended meanwhile."""
+        """Returns the time of `work` while copies run, and the rate of the copies that ended during this time."""
         found = []
         for _ in range(3):
             bytes_ = case.size * case.count
@@ -242,7 +242,7 @@ def beside() -> None:
 
 
 def calls() -> None:
-    """Prints the time of a call with another list each time: in Python, in C, and for comparison that of one copy by the driver."""
+    """Prints the time of a call, with another list in each call, from Python and from C. For comparison, prints that of one driver copy."""
     import mpgpu
 
     from mpgpu._library import NULL, ffi, lib
@@ -288,7 +288,7 @@ def batches() -> None:
         case = Case(size, seed=size)
         for way in DIRECTIONS:
             copy = driver_batch(case, way)
-            for _ in range(3):  # Under `mpgpu run`, the first call begins to prepare mpgpu.
+            for _ in range(3):  # Under `mpgpu run`, the first call starts the creation of mpgpu's context.
                 copy(0)
                 torch.cuda.synchronize()
                 time.sleep(0.4)

@@ -865,7 +865,7 @@ impl Fuzzer<'_> {
         }
     }
 
-    /// Copies blocks and pieces without a plan. The library must trust index lists in host memory, so these exist.
+    /// Copies blocks and pieces without a plan. Index lists in host memory are always readable, because the library cannot check them.
     fn pieces(&mut self) {
         let (context, stream) = (self.a_context(), self.a_stream());
         let options = mp_piece_options_t {
@@ -880,7 +880,7 @@ impl Fuzzer<'_> {
         if !done || out.is_null() {
             assert_eq!(request, poison(), "an output was written");
         } else if let Some(mut old) = self.pools.requests.put(&mut self.random, request, REMEMBERED) {
-            // Fails if it was already waited for.
+            // Fails if the request was already waited for.
             call!(self, mp_request_destroy(&mut old));
         }
     }
@@ -923,7 +923,7 @@ impl Fuzzer<'_> {
             (stride, if fuzzer.one_in(8) { fuzzer.odd() } else { fits.min(64) })
         };
         let [(dst_stride, dst_blocks), (src_stride, src_blocks)] = [shape(self, room[0]), shape(self, room[1])];
-        // Lists of this thread's stack and heap exist until the call returns. Those in memory of a GPU have random contents.
+        // Index lists in host memory belong to this thread and exist until the call returns. Index lists in GPU memory have random contents.
         let list = |fuzzer: &mut Self, blocks: u64| {
             let below = if fuzzer.one_in(8) { fuzzer.odd() } else { blocks };
             (0..20)
@@ -951,7 +951,7 @@ impl Fuzzer<'_> {
             src: if self.one_in(24) { null() } else { src.as_ptr().cast() },
             layers: if self.one_in(24) { u64::MAX - self.below(1 << 20) } else { layers },
             block_bytes: bytes,
-            // A wrong count may exceed a list in host memory only if the library refuses it before it reads the list.
+            // With a list in host memory, the count is never wrong, because the library would read beyond the list.
             count: if self.one_in(16) && !is_host { self.odd() } else { count },
             dst_stride,
             src_stride,
@@ -963,7 +963,7 @@ impl Fuzzer<'_> {
             reserved: u32::from(self.one_in(24)),
             ..blocks()
         };
-        // Both structs would use the same buffer.
+        // `sized` has one buffer, so only one of the two structs can have another size.
         if own {
             let blocks = self.sized(blocks);
             call!(self, mp_copy_blocks(context, blocks, &options, stream, out))

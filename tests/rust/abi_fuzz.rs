@@ -366,7 +366,7 @@ impl World {
         self.expect(&transfers);
     }
 
-    /// True if a copy has a known result: its ends are live memory of this context, or refused, and no destination overlaps another range.
+    /// True if the result does not depend on the order of the copies: no destination overlaps a source or another destination.
     fn is_clear(copies: &[mp_segment_t]) -> bool {
         let apart = |a: usize, b: usize, bytes: [u64; 2]| {
             a.checked_add(bytes[0] as usize).is_none_or(|end| end <= b) || a >= b.saturating_add(bytes[1] as usize)

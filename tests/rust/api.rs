@@ -114,7 +114,7 @@ fn blocks_that_lists_name_are_copied_in_every_layer_and_the_rest_is_left_alone()
     ctx.copy_blocks(&BlockArrays::new(&hosts, BLOCK).indices(&[5_u64, 2, 0]), &evicted, &options, &stream).unwrap().wait().unwrap();
     let wanted = [block(4), vec![0; 10], block(0), vec![0; 20], block(9)].concat();
     assert!(hosts.iter().all(|host| host.to_vec(&stream).unwrap() == wanted));
-    // Blocks 1 and 3 of the GPU, which lie further apart, receive blocks 0 and 1 of a range in host memory, in order.
+    // Blocks 1 and 3 of the GPU array, which has gaps between its blocks, receive blocks 0 and 1 of a range in host memory.
     let (to, from) = (Buffer::from_slice(&ctx, Device::gpu(1), &[1_u32, 3]).unwrap(), hosts[0].slice(20..40));
     let spread = BlockArrays::new([&gpus[0]], BLOCK).stride(2 * BLOCK).indices(&to);
     ctx.enqueue_blocks(&spread, &BlockArrays::new([&from], BLOCK), &options, &stream).unwrap();

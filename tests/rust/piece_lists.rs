@@ -1,5 +1,5 @@
-//! Random lists of pieces without a plan, with the bytes that they must leave. Every byte of all memory is compared, also bytes that must
-//! not change. The CPU must be able to access all memory of the context.
+//! Copies random lists of pieces without a plan, and compares every byte of all memory with its expected value. This includes bytes that
+//! must not change. The CPU must be able to access all memory of the context.
 
 use super::Random;
 use mpgpu_backend::{Completion, Report, Segment, StreamHandle};
@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 
 /// Devices whose memory the lists use.
 const DEVICES: [DeviceId; 3] = [DeviceId::HOST, DeviceId::gpu(0), DeviceId::gpu(1)];
-/// Bytes of each memory that lists read.
+/// Size of each source area, bytes.
 const READ: usize = 64 << 10;
-/// Bytes of each memory that lists write.
+/// Size of each destination area, bytes.
 const WRITTEN: usize = 160 << 10;
-/// Bytes of each memory for index lists.
+/// Size of each area for index lists, bytes.
 const INDEX: usize = 4 << 10;
 /// Maximum number of blocks of a list in one layer.
 const MOST: u64 = 60;
 
-/// Memory of one device, with the bytes that it must hold.
+/// Memory of one device, with its expected contents.
 struct Area {
     address: u64,
     expected: Vec<u8>,
@@ -36,16 +36,16 @@ impl Area {
         area
     }
 
-    /// Writes bytes from the CPU. No work in flight uses them.
+    /// Writes bytes from the CPU. No work in flight may use these bytes.
     fn put(&mut self, at: usize, bytes: &[u8]) {
         self.expected[at..at + bytes.len()].copy_from_slice(bytes);
-        // SAFETY: allocated with the length of `expected`, and no work uses these bytes now.
+        // SAFETY: The memory was allocated with the length of `expected`, and no work in flight uses these bytes.
         let own = unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(self.address as usize + at), bytes.len()) };
         own.copy_from_slice(bytes);
     }
 
     fn actual(&self) -> &[u8] {
-        // SAFETY: allocated with this length, and all work that writes to it has finished.
+        // SAFETY: The memory was allocated with this length, and all work that writes to it has finished.
         unsafe { std::slice::from_raw_parts(with_exposed_provenance(self.address as usize), self.expected.len()) }
     }
 }
@@ -55,7 +55,7 @@ impl Area {
 enum Place {
     InOrder,
     Pageable,
-    /// Memory of the device with this number in [`DEVICES`]. Host memory is pinned.
+    /// Memory of a device, by its position in [`DEVICES`]. Position 0 is pinned host memory.
     Device(usize),
 }
 
@@ -70,7 +70,7 @@ impl Place {
     }
 }
 
-/// Copy of a range of a memory that is read to a memory that is written. A memory is given by its number in [`DEVICES`].
+/// Copy from a source area to a destination area. Each end has the position of its device in [`DEVICES`], and the offset in the area.
 struct Move {
     to: (usize, usize),
     from: (usize, usize),
@@ -81,7 +81,7 @@ struct Move {
 #[derive(Default)]
 struct Flight {
     completion: Option<Completion>,
-    /// Texts, one of which the copy's error contains. Empty if the copy succeeds.
+    /// Possible error texts. The error of the copy contains one of them. Empty if the copy must succeed.
     errors: Vec<String>,
     /// Destinations that are listed several times, with the bytes of each of their sources.
     choices: BTreeMap<(usize, usize), Vec<Vec<u8>>>,
@@ -96,7 +96,7 @@ pub struct Counts {
     pub refused: u64,
     /// Lists with an index out of range that was found while the copy ran.
     pub late: u64,
-    /// Lists that name a destination twice.
+    /// Lists that contain a destination several times.
     pub twice: u64,
     /// Plans that ran in the stream before a list.
     pub plans: u64,
@@ -106,14 +106,14 @@ pub struct Counts {
 pub struct Lists<'a> {
     context: &'a Context,
     streams: &'a [StreamHandle],
-    /// True if other threads use the streams too. A late error could be reported to another thread, so there are none.
+    /// True if other threads use the streams too. No late errors are then generated, because they could be reported to another thread.
     is_shared: bool,
     random: Random,
     noise: Vec<u8>,
     read: Vec<Area>,
     written: Vec<Area>,
     index: Vec<Area>,
-    /// Bytes of each memory for index lists that copies in flight use.
+    /// Number of bytes of each index area that copies in flight use.
     indices_used: [usize; DEVICES.len()],
     pub counts: Counts,
 }
@@ -137,7 +137,7 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// Copies up to three lists in one stream, sometimes after a plan, waits for them and compares every byte.
+    /// Copies up to three lists in one stream, sometimes after a plan. Waits for the copies and compares every byte.
     pub fn step(&mut self) {
         let Lists { read, noise, random, .. } = self;
         for area in read {
@@ -202,7 +202,7 @@ impl<'a> Lists<'a> {
         }
     }
 
-    /// Enqueues a plan that copies from each memory that is read.
+    /// Enqueues a plan that copies from each source area.
     fn plan(&mut self, stream: StreamHandle) {
         let mut transfers = Vec::new();
         for from in 0..DEVICES.len() {
@@ -223,7 +223,7 @@ impl<'a> Lists<'a> {
         self.counts.plans += 1;
     }
 
-    /// Stores indices, and returns their address and the memory that holds pageable ones.
+    /// Stores indices and returns their address. For pageable indices, also returns the vector that contains them.
     fn indices(&mut self, place: Place, values: &[u64], width: u32) -> (u64, Vec<u64>) {
         let bytes: Vec<u8> = match width {
             4 => values.iter().flat_map(|value| (*value as u32).to_ne_bytes()).collect(),
@@ -233,7 +233,7 @@ impl<'a> Lists<'a> {
             Place::InOrder => (0, Vec::new()),
             Place::Pageable => {
                 let mut words: Vec<u64> = vec![0; bytes.len() / 8 + 1];
-                // SAFETY: the words have room for these bytes.
+                // SAFETY: The vector has room for these bytes.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), words.as_mut_ptr().cast(), bytes.len()) };
                 (words.as_ptr().expose_provenance() as u64, words)
             }
@@ -366,7 +366,7 @@ impl<'a> Lists<'a> {
                 1 => self.noise.as_ptr().expose_provenance() as u64,
                 _ => self.written[1].address + WRITTEN as u64 - 1,
             };
-            // The other end is in memory.
+            // Only one end is invalid.
             pieces[at] = Segment { dst: self.written[0].address, src: self.read[0].address, bytes: 2 };
             *if is_source { &mut pieces[at].src } else { &mut pieces[at].dst } = address;
             refusal = Some(format!("piece {at}: {end}"));
@@ -445,7 +445,7 @@ pub fn campaign(context: &Context, streams: &[StreamHandle], lists: u64, seconds
     println!("TEST_SEED={seed}: {:?} on {}, {:.0} s", all.counts, context.backend().name(), begun.elapsed().as_secs_f64());
 }
 
-/// Copies random lists by several threads in the same streams, beside plans. Each thread calls `enter` first.
+/// Copies random lists and executes plans by several threads in the same streams. Each thread calls `enter` first.
 pub fn parties(context: &Context, streams: &[StreamHandle], lists: u64, seed: u64, enter: &(dyn Fn() + Sync)) {
     std::thread::scope(|scope| {
         for thread in 0..4 {
@@ -510,7 +510,7 @@ pub fn close_in_flight(context: &Context, stream: StreamHandle) {
     assert!(matches!(late, Err(Error::ContextDestroyed)), "{late:?}");
 }
 
-/// Enqueues `lists` copies, each with its own lists, in a stream that the calling thread lets go on afterwards.
+/// Enqueues `lists` copies, each with its own index lists, in a blocked stream. Then unblocks the stream and compares every byte.
 pub fn many_in_flight(context: &Context, stream: StreamHandle, lists: u64) {
     const BLOCKS: u64 = 8;
     let (blocks, bytes) = (BLOCKS * lists, 16 * BLOCKS * lists);

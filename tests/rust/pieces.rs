@@ -12,7 +12,7 @@ use mpgpu_core::topology::{DeviceId, Machine, load};
 use mpgpu_devices::host::HostBackend;
 use std::sync::Arc;
 
-/// Memory of one device, with what it should hold.
+/// Memory of one device, with its expected contents.
 struct Area {
     address: u64,
     expected: Vec<u8>,
@@ -22,13 +22,13 @@ impl Area {
     fn new(context: &Context, device: DeviceId, bytes: usize, random: &mut Random) -> Area {
         let expected: Vec<u8> = (0..bytes).map(|_| random.next() as u8).collect();
         let address = context.allocate(device, bytes as u64).expect("memory");
-        // SAFETY: newly allocated with so many bytes.
+        // SAFETY: The memory was just allocated with the number of bytes that are copied.
         unsafe { std::ptr::copy_nonoverlapping(expected.as_ptr(), address as *mut u8, bytes) };
         Area { address, expected }
     }
 
     fn actual(&self) -> &[u8] {
-        // SAFETY: allocated with this length, and all work that writes to it has finished.
+        // SAFETY: The memory was allocated with this length, and all work that writes to it has finished.
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.expected.len()) }
     }
 }
@@ -60,7 +60,7 @@ impl Node {
     }
 }
 
-/// A list of indices, wide or narrow, in host memory or in memory of a GPU.
+/// List of 32-bit or 64-bit indices, in host memory or in memory of a GPU.
 struct Index {
     values: Vec<u64>,
     narrow: Vec<u32>,
@@ -77,7 +77,7 @@ impl Index {
         };
         let device = on_gpu.then(|| {
             let address = node.context.allocate(DeviceId::gpu(1), bytes.len().max(1) as u64).expect("memory");
-            // SAFETY: newly allocated with so many bytes.
+            // SAFETY: The memory was just allocated with the number of bytes that are copied.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
             Area { address, expected: bytes }
         });
@@ -149,7 +149,7 @@ fn a_destroyed_stream_leaves_no_error_to_a_later_stream() {
     check(&node, [dst, src].iter());
 }
 
-/// A request of one layer for 4 blocks of 16 bytes.
+/// Returns a request to copy 4 blocks of 16 bytes in one layer.
 fn small<'a>(to: &'a [u64], from: &'a [u64]) -> BlockRequest<'a> {
     let arrays = |arrays| BlockArrays { arrays, stride: 0, blocks: 4, index: 0 };
     BlockRequest { dst: arrays(to), src: arrays(from), index_bytes: 8, count: 4, bytes: 16 }

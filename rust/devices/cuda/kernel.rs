@@ -28,7 +28,7 @@ const FEW_SEGMENTS: usize = 32;
 const TILE_SHIFT: u32 = 14;
 /// Number of threads per block of the copy kernel. Equals `kLanes` of `cpp/segment_copy.hpp`.
 const LANES: u32 = 256;
-/// Binary logarithm of the bytes of a tile of a segment with an end in host memory: two passes of a warp.
+/// Binary logarithm of the tile size in bytes, for segments with an end in host memory. A warp copies a tile in two passes.
 const PIECE_TILE_SHIFT: u32 = 12;
 
 /// Argument of a launch of the copy kernel, with the memory layout of `mpgpu::SegmentListOf<N>`. `M` is `N + 1`.
@@ -168,7 +168,7 @@ pub(super) struct Kernel {
     /// Handle of the copy kernel for up to [`FEW_SEGMENTS`] segments, whose argument is a [`Few`].
     few: usize,
     /// Handle of the copy kernel for segments with an end in host memory. Its arguments are a [`Many`], the number of lanes of a group, and
-    /// whether stores are paced.
+    /// 1 if stores are paced, otherwise 0.
     pieces: usize,
     /// Handle of the copy kernel for pieces, whose argument is a [`BlockList`].
     blocks: usize,
@@ -191,7 +191,7 @@ pub(super) enum HostEnds {
     Written,
 }
 
-/// Number of launches of one graph that run at the same time (`nodes::most_at_once`).
+/// Maximum number of launches of one graph that run at the same time (`nodes::most_at_once`).
 const LAUNCHES_AT_ONCE: u32 = 4;
 
 /// Copy kernel of a GPU, with the limits that apply to one plan.
@@ -199,7 +199,7 @@ const LAUNCHES_AT_ONCE: u32 = 4;
 pub(super) struct Copier<'a> {
     kernel: &'a Kernel,
     host: HostEnds,
-    /// Number of multiprocessors that kernels with an end in host memory use.
+    /// Maximum number of multiprocessors that kernels with an end in host memory use.
     host_blocks: u32,
     /// True if kernels that write host memory pace their stores.
     is_paced: bool,
@@ -363,8 +363,8 @@ impl Copier<'_> {
         self.with_blocks(segments, LAUNCHES_AT_ONCE, make)
     }
 
-    /// Calls `make` with the parameters of a launch. `at_once` launches run at the same time. Short lists of segments use an argument type with about a
-    /// quarter of the size, because the driver copies the argument at each launch and the GPU fetches it.
+    /// Calls `make` with the parameters of a launch. `at_once` launches run at the same time. Short lists of segments use an argument type
+    /// with about a quarter of the size, because the driver copies the argument at each launch and the GPU fetches it.
     fn with_blocks<T>(&self, segments: &[Segment], at_once: u32, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
         if self.host != HostEnds::None {
             return self.with_pieces(segments, at_once, make);
@@ -386,7 +386,8 @@ impl Copier<'_> {
     }
 
     /// Calls `make` with the parameters of a launch for segments with an end in host memory. `at_once` such launches run at the same time.
-    /// Together they use at most `host_blocks` multiprocessors. If they write host memory, they pace their stores, unless the environment states otherwise.
+    /// Together they use at most `host_blocks` multiprocessors, but each launch uses at least one. If `is_paced` is true, launches that write
+    /// host memory pace their stores.
     fn with_pieces<T>(&self, segments: &[Segment], at_once: u32, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
         let bytes: u64 = segments.iter().map(|segment| segment.bytes).sum();
         let mut lanes = group_lanes(bytes / segments.len().max(1) as u64);
@@ -410,8 +411,7 @@ impl Copier<'_> {
             let launched = self.with_blocks(segments, 1, |launch| {
                 let KernelLaunch { function, blocks, lanes, arguments } = *launch;
                 let none = std::ptr::null_mut();
-                // SAFETY: The function has one argument. It was chosen for the type of this argument, which the driver copies before it
-                // returns.
+                // SAFETY: `with_blocks` chose the function and its arguments together. The driver copies the arguments before it returns.
                 unsafe { call!(driver, cuLaunchKernel(function, blocks, 1, 1, lanes, 1, 1, 0, stream, arguments, none)) }
             });
             launched.unwrap_or(Ok(()))?;

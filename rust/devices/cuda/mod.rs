@@ -59,7 +59,7 @@
 //! | `Primary::kernel` (`OnceLock`) | kernels of a GPU | loading, which waits for the GPU and is done before any stream waits |
 //! | `Device::retaining` | retaining a primary context only once | retaining the context |
 //! | `Pools::exported`, `Pools::imported` | memory pools exported to and imported from other processes | queries and imports; not freeing and destroying |
-//! | `Lists` | device memory for lists of pieces | queries of events |
+//! | `Lists` | pinned memory and GPU memory for lists of pieces | queries of events |
 //! | `Checks` | results of test copies between GPUs | test copies, for at most a second, when a plan is created |
 //!
 //! Locks of the engine:

@@ -9,8 +9,8 @@ use crate::backend::{BackendError, Endpoints, KernelBounds, Pieces, StreamHandle
 use crate::block_list::{BlockList, LAYERS_PER_LAUNCH};
 use std::ops::Range;
 
-/// Ranges that kernels of the GPU can access, as determined during one call. Each entry has a flag that is true for host memory. A look-up
-/// that finds a range moves it to the front.
+/// Ranges for which one call has determined that kernels of the GPU can access them. Each entry has a flag that is true for host memory. A
+/// look-up that finds a range moves it to the front.
 #[derive(Default)]
 pub(super) struct KnownRanges(Vec<(Range<u64>, bool)>);
 
@@ -58,7 +58,7 @@ pub(super) struct Helper<'a> {
 
 impl Core {
     /// Returns the GPUs that help with a copy in a stream of `gpu`: those whose kernels can access all memory in `known`. A GPU without a
-    /// context only helps if the caller permits to create the context.
+    /// context helps only if the caller permits the creation of its context.
     pub fn helpers(&self, gpu: usize, known: &KnownRanges, bounds: &KernelBounds<'_>) -> Vec<Helper<'_>> {
         let asked = bounds.helpers.filter(|helpers| helpers.of as usize == gpu);
         let gpus = asked.iter().flat_map(|helpers| helpers.gpus.iter().map(|helper| (helpers.may_create, helper)));
@@ -104,7 +104,7 @@ impl Core {
         Ok(())
     }
 
-    /// Enqueues a helper's part in a stream of the helper, after the event `before`. The caller's stream then waits for it.
+    /// Enqueues a helper's part in a stream of the helper, after the event `before`. The caller's stream then waits for the part.
     fn launch_on(
         &self,
         helper: &Helper<'_>,
@@ -163,7 +163,8 @@ fn of_part(list: &BlockList, part: &Range<u64>) -> BlockList {
     BlockList { first: part.start, count: part.end - part.start, ..*list }
 }
 
-/// Divides `count` entries of the lists among the stream's GPU, which gets the first part, and helpers with these shares of the bytes.
+/// Divides `count` list entries among the stream's GPU and the helpers. `shares` contains each helper's share of the bytes. Returns the range
+/// of the stream's GPU, which comes first, and the range of each helper.
 fn divide(pieces: &Pieces<'_>, count: u64, shares: &[f64]) -> (Range<u64>, Vec<Range<u64>>) {
     let mut ends = Vec::with_capacity(shares.len());
     let mut share = 1.0 - shares.iter().sum::<f64>();

@@ -1,4 +1,4 @@
-//! Copies many pieces without a plan, by one kernel with few thread blocks.
+//! Copies many pieces without a plan, by kernels with few thread blocks.
 //!
 //! A list in host memory is copied to pinned memory of the library before the call returns. The kernel reads a short list from the pinned
 //! memory. A long list is first copied to GPU memory in the same stream, because a group of lanes of the kernel waits for each list entry
@@ -23,16 +23,16 @@ use std::ffi::c_void;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::{Arc, Mutex};
 
-/// Number of list entries that a group of lanes reads over the link, one after another, in the time that a copy of the list to the GPU
-/// needs to start. The copy starts after 7 us, and a read takes about 1 us (one H200).
+/// Maximum number of list entries that each group of lanes reads over the link. For more entries, it is faster to copy the list to the GPU
+/// first: such a copy starts after 7 us, and a read takes about 1 us (one H200).
 const READS_PER_COPY: u64 = 8;
 /// Size of the report that precedes a list in pinned memory, bytes. The report has two words, which the kernel sets if it finds an index
 /// out of range.
 const REPORT_BYTES: u64 = 64;
-/// Maximum number of blocks that one call polls to find one that is no longer in use.
+/// Maximum number of list blocks that one call polls to find one that is no longer in use.
 const MOST_POLLED: usize = 16;
 
-/// Memory for lists, by GPU. Blocks at the front were not polled for the longest time.
+/// List blocks of all GPUs. The block that was polled least recently is at the front.
 #[derive(Debug, Default)]
 pub(super) struct Lists(Mutex<VecDeque<ListBlock>>);
 
@@ -49,7 +49,7 @@ struct ListBlock {
     last: Option<LastUse>,
 }
 
-/// Last copy that reads a list.
+/// Last copy that uses a list block.
 #[derive(Debug)]
 struct LastUse {
     mark: Mark,
@@ -169,7 +169,7 @@ fn list_bytes(pieces: &Pieces<'_>) -> u64 {
     }
 }
 
-/// Returns the kernel argument for all pieces, without layers. `base` is the address of the list of pieces or of the index lists, and `report`
+/// Returns the kernel argument for all pieces, without layers. `base` is the address of the list of pieces or of the index lists. `report` is
 /// the address of the words that report an index.
 fn list_of(pieces: &Pieces<'_>, base: u64, report: u64) -> BlockList {
     match pieces {
@@ -194,8 +194,8 @@ fn index_bytes(end: &BlockEnd<'_>) -> u64 {
 }
 
 impl Lists {
-    /// Removes and returns a list block for at least `bytes` bytes that no copy reads any more. Allocates one if there is none. The GPU's
-    /// context must be current.
+    /// Removes and returns a list block that has at least `bytes` bytes and is not used by any copy in flight. Allocates a block if none of
+    /// the polled ones is suitable. The GPU's context must be current.
     fn take(&self, gpus: &Gpus, gpu: usize, bytes: u64) -> Result<ListBlock, BackendError> {
         let mut blocks = lock(&self.0);
         let mut polled = 0;
@@ -214,8 +214,8 @@ impl Lists {
             blocks.push_back(block);
         }
         drop(blocks);
-        // The number of copies in flight is not limited. A call that waited for an earlier copy could wait for a signal that the same thread
-        // raises later.
+        // The number of copies in flight is not limited. This call must not wait for an earlier copy, which may wait for a signal that the
+        // calling thread sets later.
         ListBlock::new(gpus, gpu, bytes.next_power_of_two().max(64 << 10))
     }
 
@@ -259,7 +259,7 @@ impl ListBlock {
         Ok(ListBlock { gpu, host, device, bytes, last: None })
     }
 
-    /// Returns true if the last copy that reads the list has finished.
+    /// Returns true if the last copy that uses the block has finished.
     fn is_idle(&self, driver: &'static Driver) -> bool {
         let _outside = OutsideCapture::enter(driver);
         // SAFETY: The event belongs to this backend and has been recorded.
@@ -328,7 +328,7 @@ impl Verdict {
     /// numbers of blocks of the destination and source arrays.
     fn of_report(report: u64, blocks: (u64, u64)) -> Verdict {
         Verdict::read_by(move || {
-            // SAFETY: The report is in pinned memory, which is not reused or freed before the verdict has been settled.
+            // SAFETY: The report is in pinned memory. `Verdict::settle` is called before this memory is reused or freed.
             let words = unsafe { with_exposed_provenance::<[u64; 2]>(report as usize).read_volatile() };
             (words[0] != 0).then(|| index_out_of_range(words, blocks))
         })

@@ -24,8 +24,8 @@ type Reader = Box<dyn Fn() -> Option<BackendError> + Send>;
 pub(super) struct Verdict {
     /// First error, or `None` if no error has been recorded.
     found: Mutex<Option<BackendError>>,
-    /// Function that reads the error after the execution, for checks that a kernel makes. `None` if host functions record the errors, or
-    /// after the error has been read.
+    /// Function that reads the error after the execution, if a kernel makes the checks. `None` if host functions make them, or if the error
+    /// has been read already.
     reader: Mutex<Option<Reader>>,
 }
 
@@ -41,8 +41,8 @@ impl Verdict {
         lock(&self.found).clone().map_or(Ok(()), Err)
     }
 
-    /// Reads the error with the reader, if there is one, and removes the reader. Its memory is not read again. The execution must have
-    /// finished.
+    /// Calls the reader, if there is one, records the error, and removes the reader. The memory that the kernel has written may then be
+    /// reused. The execution must have finished.
     pub fn settle(&self) {
         if let Some(error) = lock(&self.reader).take().and_then(|read| read()) {
             self.note(error);

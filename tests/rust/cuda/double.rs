@@ -982,11 +982,11 @@ fn copy_bytes(node: &Node, dst: u64, src: u64, bytes: usize) -> Code {
     0
 }
 
-/// True if the GPU of the current context may access both ranges, and both are inside of their memory.
+/// True if the GPU of the current context may access both ranges, and each range is inside one allocation.
 fn may_copy(node: &Node, dst: u64, src: u64, bytes: usize) -> bool {
     let inside = |address: u64| match node.memory.range(..=address).next_back() {
         Some((base, block)) if address - base < block.bytes as u64 => address - base + bytes as u64 <= block.bytes as u64,
-        // Memory that is not known is pageable host memory.
+        // Unknown addresses are pageable host memory.
         _ => true,
     };
     node.may_enter(dst) && node.may_enter(src) && inside(dst) && inside(src)

@@ -1,5 +1,5 @@
-//! Tests copies of many pieces on the driver double, which runs the CPU build of the kernel: the launches and copies that they make, random
-//! lists, and the use of memory for lists.
+//! Tests copies of many pieces on the test double of the driver, which runs the CPU build of the kernel. The tests count launches, copies and
+//! allocations, and copy random lists.
 //!
 //! `TEST_LISTS` sets the number of random lists, `TEST_SECONDS` the maximum time, and `TEST_SEED` the seed.
 
@@ -26,7 +26,7 @@ fn context() -> Context {
     prepared::context_with(double::whole(), |config| Config { adapt: false, ..config })
 }
 
-/// Returns a context on a node whose GPUs have NVLinks, and PCIe links of their own to host memory.
+/// Returns a context on a node whose GPUs are connected by NVLink. Each GPU has its own PCIe link to host memory.
 fn linked_context() -> Context {
     double::start(8, true);
     let machine = Machine::new(preset("hgx-h200").expect("a preset")).expect("well formed");
@@ -223,7 +223,7 @@ fn more_copies_in_flight_take_more_memory_for_lists_which_later_copies_use_again
     let before = double::calls("cuMemHostAlloc");
     assert!(before >= 1500, "{before}");
     piece_lists::many_in_flight(&context, streams[0], 1500);
-    // The second round allocates one memory that its blocks lie in.
+    // The second round reuses all list blocks. Its only allocation is the host memory for its blocks.
     assert_eq!(double::calls("cuMemHostAlloc") - before, 1);
     nothing_was_stuck();
 }

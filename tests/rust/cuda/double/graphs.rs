@@ -382,14 +382,14 @@ fn listed(list: &BlockList) -> Vec<Segment> {
     segments
 }
 
-/// Runs the CPU build of the kernel that copies blocks and pieces, with the groups and lanes of a launch of `blocks` blocks. Refuses a list
-/// that leaves its memory.
+/// Runs the CPU build of the kernel that copies blocks and pieces, with the groups and lanes of a launch of `blocks` blocks. Returns an
+/// error if a piece is outside its allocation.
 fn run_list(node: &Node, list: &BlockList, blocks: c_uint) -> Code {
     if listed(list).iter().any(|copy| copy.bytes > 0 && !may_copy(node, copy.dst, copy.src, copy.bytes as usize)) {
         return INVALID_VALUE;
     }
-    // SAFETY: all copies are inside known memory or memory of the test, and the caller's lists name no destination twice, or each byte may
-    // be that of either source.
+    // SAFETY: All copies are inside known memory or memory of the test. If a list contains a destination twice, the caller accepts bytes of
+    // either source.
     unsafe { copy_blocks_on_cpu(list, blocks * (PIECE_LANES / list.lanes), list.lanes) };
     0
 }
