@@ -753,16 +753,17 @@ typedef struct {
     /// Maximum number of multiprocessors that the kernel occupies. 0 selects the value of `MPGPU_KERNEL_BLOCKS`,
     /// which is 4 by default. Four multiprocessors fill a PCIe 5 link.
     uint32_t multiprocessors;
-    /// Switch for the pacing of writes to host memory. The default is the value of `MPGPU_PACED_WRITES`, which is on. If writes are paced, each group of threads of
-    /// the kernel waits until its stores have arrived in host memory before it stores more. This bounds the bytes in
-    /// flight. Without pacing, writes saturate the link, and a saturated link slows down other work of the GPU to
-    /// about half of its speed. If the copy does not write to host memory, the switch has no effect.
+    /// Switch for the pacing of writes to host memory. The default is the value of `MPGPU_PACED_WRITES`, or on if this
+    /// variable is not set. If writes are paced, each group of threads of the kernel waits until its stores have
+    /// arrived in host memory before it stores more. This bounds the bytes in flight. Without pacing, writes saturate
+    /// the link, and a saturated link slows down other work of the GPU to about half of its speed. If the copy does not
+    /// write to host memory, the switch has no effect.
     mp_switch_t paced;
     /// Bit mask of the GPUs whose PCIe links may carry a part of a copy between host memory and another GPU. Bit `g`
-    /// represents GPU `g`. The kernel of such a GPU copies its part directly, and later work in the stream waits for
-    /// it. If the mask is not 0, the first call creates the contexts of these GPUs, which takes up to a second.
-    /// `MP_RELAY_NONE` allows no other GPU. 0 allows those of `MPGPU_RELAY_GPUS`, or, if it is not set, all GPUs whose
-    /// context the process has created.
+    /// represents GPU `g`. A kernel on each such GPU copies a part directly, and later work in the stream waits for
+    /// these kernels. If the mask is not 0, the first call creates the contexts of these GPUs, which takes up to a
+    /// second. `MP_RELAY_NONE` allows no other GPU. 0 allows those of `MPGPU_RELAY_GPUS`, or, if it is not set, all
+    /// GPUs whose context the process has created.
     uint64_t relay_gpus;
 } mp_piece_options_t;
 
@@ -1938,10 +1939,9 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
                              mp_request_t *request);
 
 /// Enqueues a copy of blocks in `stream`, after all earlier work in `stream` and before all later work. Does not wait
-/// for the copy. A kernel of the stream's GPU copies the blocks, one launch for up to 120 layers. No plan is made, so
-/// a call with a new index list costs no planning. NULL `options` selects all defaults. If `request` is not NULL,
-/// `*request` receives a request for the end of the copy. May be called from any thread, but not from a host
-/// function.
+/// for the copy. A kernel copies the blocks, with one launch for up to 120 layers. No plan is made, so a call with a
+/// new index list costs no planning. NULL `options` selects all defaults. If `request` is not NULL, `*request`
+/// receives a request for the end of the copy. May be called from any thread, but not from a host function.
 ///
 /// Block `dst_index[i]` of each destination array receives block `src_index[i]` of the source array of the same
 /// layer. If the list of destinations contains a block twice, each byte of the block comes from one of the two
@@ -1961,8 +1961,8 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
 /// - `MP_ERROR_INVALID_ARGUMENT` for an invalid field of `blocks` or `options`. The text contains its name and value.
 /// - `MP_ERROR_INVALID_POINTER` for an array that is NULL, in pageable memory, or outside its allocation, and for an
 ///   index list in memory of a GPU that extends beyond its allocation.
-/// - `MP_ERROR_NOT_SUPPORTED` if the GPU cannot access an array, if the stream is being captured and an index list is
-///   not NULL, or if 1024 copies with lists are in flight on the GPU.
+/// - `MP_ERROR_NOT_SUPPORTED` if the GPU cannot access an array, or if the stream is being captured and an index list
+///   is not NULL.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_OUT_OF_MEMORY`, `MP_ERROR_DRIVER`.
 mp_status_t mp_copy_blocks(mp_context_t context,
                            const mp_blocks_t *blocks,
@@ -1971,9 +1971,9 @@ mp_status_t mp_copy_blocks(mp_context_t context,
                            mp_request_t *request);
 
 /// Enqueues a copy of many small pieces in `stream`, after all earlier work in `stream` and before all later work.
-/// Does not wait for the copy. One kernel of the stream's GPU copies the pieces, without a plan. For few large
-/// pieces, use `mp_plan`. NULL `options` selects all defaults. If `request` is not NULL, `*request` receives a
-/// request for the end of the copy. May be called from any thread, but not from a host function.
+/// Does not wait for the copy. A kernel copies the pieces, without a plan. For few large pieces, use `mp_plan`. NULL
+/// `options` selects all defaults. If `request` is not NULL, `*request` receives a request for the end of the copy.
+/// May be called from any thread, but not from a host function.
 ///
 /// `pieces` has `count` elements, which are read during the call only. The pieces are copied in no particular order.
 /// No destination may overlap another destination or a source. Overlaps are not checked. The memory must fulfil the
@@ -1983,8 +1983,7 @@ mp_status_t mp_copy_blocks(mp_context_t context,
 /// - `MP_ERROR_INVALID_ARGUMENT` for an invalid field of `options`, or if `pieces` is NULL and `count` is not 0.
 /// - `MP_ERROR_INVALID_POINTER` for an address that is NULL, in pageable memory, or outside its allocation. The text
 ///   contains the index of the piece.
-/// - `MP_ERROR_NOT_SUPPORTED` if the GPU cannot access a piece, if the stream is being captured, or if 1024 copies
-///   with lists are in flight on the GPU.
+/// - `MP_ERROR_NOT_SUPPORTED` if the GPU cannot access a piece, or if the stream is being captured.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_OUT_OF_MEMORY`, `MP_ERROR_DRIVER`.
 mp_status_t mp_copy_pieces(mp_context_t context,
                            const mp_segment_t *pieces,
