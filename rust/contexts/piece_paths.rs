@@ -33,7 +33,10 @@ impl EndDevice {
 /// Cache of the shares of bytes that helpers copy. The key consists of the devices, the size and the permitted GPUs. The shares are those
 /// of a plan for one contiguous copy, whose size is that of the pieces rounded down to a power of two.
 #[derive(Debug, Default)]
-pub struct PiecePaths(Mutex<HashMap<PathKey, Arc<[(u32, f64)]>>>);
+pub struct PiecePaths(Mutex<HashMap<PathKey, Shares>>);
+
+/// GPUs that help, each with its share of the bytes.
+type Shares = Arc<[(u32, f64)]>;
 
 /// Destination, source, binary logarithm of the size in bytes, and permitted GPUs.
 type PathKey = (DeviceId, DeviceId, u32, Option<Relays>);
@@ -48,7 +51,7 @@ impl PiecePaths {
         devices: (EndDevice, EndDevice),
         bytes: u64,
         relays: Option<Relays>,
-    ) -> Option<(u32, Arc<[(u32, f64)]>)> {
+    ) -> Option<(u32, Shares)> {
         let (EndDevice::One(dst), EndDevice::One(src)) = devices else { return None };
         if machine.gpu_count() < 2 || dst.is_host() == src.is_host() {
             return None;
@@ -57,11 +60,11 @@ impl PiecePaths {
         let key = (dst, src, bytes.ilog2(), relays);
         let known = lock(&self.0).get(&key).cloned();
         let shares = known.unwrap_or_else(|| {
-            let planned: Arc<[(u32, f64)]> = planned_shares(machine, config, dst, src, 1 << bytes.ilog2(), relays).into();
+            let planned: Shares = planned_shares(machine, config, dst, src, 1 << bytes.ilog2(), relays).into();
             lock(&self.0).insert(key, Arc::clone(&planned));
             planned
         });
-        (!shares.is_empty()).then(|| (gpu.0 as u32, shares))
+        (!shares.is_empty()).then_some((gpu.0 as u32, shares))
     }
 }
 

@@ -288,7 +288,7 @@ def batches() -> None:
         case = Case(size, seed=size)
         for way in DIRECTIONS:
             copy = driver_batch(case, way)
-            for _ in range(3):  # Under `mpgpu run`, the first call starts the creation of mpgpu's context.
+            for _ in range(2):  # Under `mpgpu run`, the first call starts the creation of mpgpu's context.
                 copy(0)
                 torch.cuda.synchronize()
                 time.sleep(0.4)

@@ -202,11 +202,15 @@ mod tests {
     fn parts_cover_all_entries_once_and_have_their_shares() {
         let end = BlockEnd { stride: 8, blocks: 1000, indices: Indices::InOrder };
         let blocks = Pieces::Blocks(BlockCopy { layers: &[], dst: end, src: end, count: 1000, bytes: 8 });
-        assert_eq!(divide(&blocks, 1000, &[]), (0..1000, vec![]));
-        assert_eq!(divide(&blocks, 1000, &[0.5]), (0..500, vec![500..1000]));
-        assert_eq!(divide(&blocks, 1000, &[0.25, 0.25]), (0..500, vec![500..750, 750..1000]));
+        let divided = |pieces: &Pieces<'_>, count: u64, shares: &[f64]| {
+            let (own, parts) = divide(pieces, count, shares);
+            (own, parts.iter().map(|part| (part.start, part.end)).collect::<Vec<_>>())
+        };
+        assert_eq!(divided(&blocks, 1000, &[]), (0..1000, vec![]));
+        assert_eq!(divided(&blocks, 1000, &[0.5]), (0..500, vec![(500, 1000)]));
+        assert_eq!(divided(&blocks, 1000, &[0.25, 0.25]), (0..500, vec![(500, 750), (750, 1000)]));
         let segments: Vec<Segment> = [100, 1, 1, 1, 97].map(|bytes| Segment { dst: 1, src: 2, bytes }).into();
-        assert_eq!(divide(&Pieces::Listed(&segments), 5, &[0.5]), (0..1, vec![1..5]));
-        assert_eq!(divide(&Pieces::Listed(&segments[..1]), 1, &[0.4, 0.4]), (0..1, vec![1..1, 1..1]));
+        assert_eq!(divided(&Pieces::Listed(&segments), 5, &[0.5]), (0..1, vec![(1, 5)]));
+        assert_eq!(divided(&Pieces::Listed(&segments[..1]), 1, &[0.4, 0.4]), (0..1, vec![(1, 1), (1, 1)]));
     }
 }
