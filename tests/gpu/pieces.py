@@ -8,10 +8,10 @@ WHEEL is the wheel of mpgpu, followed by the wheels of packages that this Python
 MPGPU is the `mpgpu` command, for the batched copies of a program that does not use mpgpu. Parts of the program:
 
     rates      10,000 pieces in random order (at most 400 MiB): the driver's batched copy, and `copy_blocks` with and without pacing
-    beside     effect on concurrent matrix products (8192 x 8192, bfloat16) and on a concurrent large copy in the other direction
+    beside     effect on concurrent matrix products (8192 x 8192, bfloat16) and on concurrent large copies
     calls      time from the call to its return, with another index list in each call
     links      rates, as in `rates`, if the links of all GPUs to host memory carry parts of the pieces
-    unchanged  the driver's batched copy with and without `mpgpu run`
+    batches    (with --unchanged) the driver's batched copy with and without `mpgpu run`
 
 Every part except `beside` and `calls` compares all bytes. Rates are medians of 7, in 10^9 bytes per second. Exits with 0, with 1 if a byte
 was wrong, and with 77 if there is no GPU.
@@ -165,8 +165,49 @@ def rates(sizes: tuple[int, ...], what: str) -> None:
                 print(f"{what}: {way:4} the GPU, {case.count} of {size:6} B, {name:17}: {found:5.1f} GB/s, call {call:7.0f} us", flush=True)
 
 
+def time_alone(own: Any, work: Callable[[], None]) -> float:
+    """Returns the time of `work` in the stream `own`."""
+    import torch
+
+    took = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        with torch.cuda.stream(own):
+            work()
+        own.synchronize()
+        took.append(time.perf_counter() - begin)
+    return statistics.median(took[1:])
+
+
+def time_beside(own: Any, work: Callable[[], None], case: Case, copy: Callable[[int], None], total: float) -> tuple[float, float]:
+    """Returns the time of `work` while copies of pieces run, and the rate of the copies that ended during this time."""
+    import torch
+
+    found = []
+    for _ in range(3):
+        bytes_ = case.size * case.count
+        times = max(4, int(total * 60e9 * 2 / bytes_))
+        ends = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        with torch.cuda.stream(own):
+            work()
+        ends[0].record(case.stream)
+        for at in range(times):
+            copy(at % len(case.lists))
+            ends[at + 1].record(case.stream)
+        own.synchronize()
+        took = time.perf_counter() - begin
+        torch.cuda.synchronize()
+        done = [ends[0].elapsed_time(end) / 1e3 for end in ends[1:]]
+        ended = [end for end in done if end <= took]
+        found.append((took, len(ended) * bytes_ / ended[-1] / 1e9 if ended else 0.0))
+    return sorted(found)[1]
+
+
 def beside() -> None:
-    """Prints how much copies of pieces slow down concurrent matrix products and copies in the other direction, and their own rate."""
+    """Prints how much copies of pieces slow down concurrent matrix products and large copies, and their own rate meanwhile."""
     import torch
 
     left = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -178,67 +219,32 @@ def beside() -> None:
         for _ in range(80):
             torch.matmul(left, right, out=product)
 
-    def up() -> None:
-        for _ in range(16):
-            near.copy_(far, non_blocking=True)
+    def copies(dst: Any, src: Any, times: int) -> Callable[[], None]:
+        def work() -> None:
+            for _ in range(times):
+                dst.copy_(src, non_blocking=True)
 
-    def down() -> None:
-        for _ in range(16):
-            far.copy_(near, non_blocking=True)
+        return work
 
-    def alone(work: Callable[[], None]) -> float:
-        took = []
-        for _ in range(5):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            with torch.cuda.stream(own):
-                work()
-            own.synchronize()
-            took.append(time.perf_counter() - begin)
-        return statistics.median(took[1:])
-
-    def both(work: Callable[[], None], case: Case, copy: Callable[[int], None], total: float) -> tuple[float, float]:
-        """Returns the time of `work` while copies run, and the rate of the copies that ended during this time."""
-        found = []
-        for _ in range(3):
-            bytes_ = case.size * case.count
-            times = max(4, int(total * 60e9 * 2 / bytes_))
-            ends = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            with torch.cuda.stream(own):
-                work()
-            ends[0].record(case.stream)
-            for at in range(times):
-                copy(at % len(case.lists))
-                ends[at + 1].record(case.stream)
-            own.synchronize()
-            took = time.perf_counter() - begin
-            torch.cuda.synchronize()
-            done = [ends[0].elapsed_time(end) / 1e3 for end in ends[1:]]
-            ended = [end for end in done if end <= took]
-            found.append((took, len(ended) * bytes_ / ended[-1] / 1e9 if ended else 0.0))
-        return sorted(found)[1]
-
+    works = {"products": products, "copies to the GPU": copies(near, far, 16), "copies from the GPU": copies(far, near, 16)}
+    if torch.cuda.device_count() > 1:
+        works["copies to GPU 1"] = copies(torch.empty_like(near, device="cuda:1"), near, 100)
     for _ in range(4):
         products()
-    times = {work: alone(work) for work in (products, up, down)}
-    print(f"beside: alone: a product {times[products] / 80 * 1e3:.3f} ms, copies {8 * WHOLE / times[up] / 1e9:.1f} and {8 * WHOLE / times[down] / 1e9:.1f} GB/s")
+    times = {name: time_alone(own, work) for name, work in works.items()}
+    print("beside: alone:", ", ".join(f"{name} {taken * 1e3:.1f} ms" for name, taken in times.items()))
     for size in (4 << 10, 16 << 10, 64 << 10):
         case = Case(size, seed=size)
         for way in DIRECTIONS:
             forms = {"4 multiprocessors": blocks(case, way)}
             if way == "from":
                 forms["not paced"] = blocks(case, way, paced=False)
-            for name, copy in forms.items():
-                took, found = both(products, case, copy, times[products])
-                other = up if way == "from" else down
-                took_copy, found_copy = both(other, case, copy, times[other])
-                print(
-                    f"beside: {way:4} the GPU, {size:6} B, {name:17}: products keep {times[products] / took:.3f} (pieces {found:.1f} GB/s); "
-                    f"a copy in the other direction keeps {times[other] / took_copy:.3f} (pieces {found_copy:.1f} GB/s)",
-                    flush=True,
-                )
+            for form, copy in forms.items():
+                kept = []
+                for name, work in works.items():
+                    took, found = time_beside(own, work, case, copy, times[name])
+                    kept.append(f"{name} keep {times[name] / took:.3f} (pieces {found:.1f} GB/s)")
+                print(f"beside: {way:4} the GPU, {size:6} B, {form:17}: " + "; ".join(kept), flush=True)
 
 
 def calls() -> None:
@@ -330,11 +336,13 @@ def main() -> int:
             environment["PYTHONPATH"] = folder
         failed = 0
         first = {**environment, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
-        for part in ("rates", "beside", "calls"):
+        for part in ("rates", "calls") if gpus > 1 else ("rates", "calls", "beside"):
             failed |= subprocess.run([sys.executable, __file__, "--part", part], env=first, check=False).returncode
         if gpus > 1:
             every = {**environment, "MPGPU_RELAY_GPUS": ",".join(str(gpu) for gpu in range(gpus))}
             failed |= subprocess.run([sys.executable, __file__, "--part", "links"], env=every, check=False).returncode
+            one = {**environment, "MPGPU_RELAY_GPUS": "none"}
+            failed |= subprocess.run([sys.executable, __file__, "--part", "beside"], env=one, check=False).returncode
         if asked.unchanged:
             for prefix in ([], [asked.unchanged, "run", "--"]):
                 print("unchanged, with mpgpu run:" if prefix else "unchanged, without:", flush=True)
