@@ -118,7 +118,7 @@ impl Context {
     ) -> Result<Option<Completion>, Error> {
         let shared = self.state();
         let relays = options.relays.or(shared.config.relays);
-        let gpus = shared.piece_paths.shares(&shared.machine, &shared.config, devices, bytes, options.relays);
+        let gpus = shared.piece_paths.shares(&shared.machine, &shared.config, devices, bytes, options.relays, (stream, &shared.active));
         let helpers =
             gpus.as_ref().map(|(of, gpus)| Helpers { of: *of, gpus, may_create: relays.is_some_and(|relays| relays != Relays::ALL) });
         let bounds = KernelBounds {
