@@ -370,7 +370,7 @@ void answer(const question &asked_for) {
 /// Creates the CUDA contexts of the GPUs in MPGPU_PRELOAD_GPUS. The program itself possibly does not use these GPUs. A
 /// context takes some tenths of a second. Creating it here avoids a delay of the first plan that uses the GPU.
 void create_contexts() {
-    if (!asked().gpus) {
+    if (!asked().gpus || asked().names_relays) { // MPGPU_RELAY_GPUS may exclude some of these GPUs
         return;
     }
     for (int gpu = 0; gpu < most_gpus; ++gpu) {
