@@ -21,23 +21,29 @@ namespace {
 constexpr auto outcomes = static_cast<std::size_t>(outcome::count);
 constexpr auto kinds_taken = static_cast<std::size_t>(outcome::small);
 
-constexpr std::array<const char *, outcomes> texts = {
-    "GPU to GPU",
-    "host memory to GPU",
-    "GPU to host memory",
-    "smaller than MPGPU_PRELOAD_MIN_BYTES",
-    "not faster with mpgpu",
-    "made while mpgpu prepared its context or a plan",
-    "captured into a CUDA graph",
-    "neither source nor destination is GPU memory",
-    "managed memory",
-    "memory of a pool or of cuMemMap that the GPUs may not access",
-    "memory of another process, on an unknown GPU",
-    "memory of a GPU that the program does not use (MPGPU_PRELOAD_GPUS)",
-    "a CUDA context that is not the primary context of its GPU",
-    "mpgpu could not create its context",
-    "refused by mpgpu",
+/// Name of an outcome in reports, and advice for programs whose copies mostly have this outcome.
+struct outcome_text {
+    const char *name;
+    const char *remedy;
 };
+
+constexpr std::array<outcome_text, outcomes> texts = {{
+    {"GPU to GPU", ""},
+    {"host memory to GPU", ""},
+    {"GPU to host memory", ""},
+    {"smaller than MPGPU_PRELOAD_MIN_BYTES", "lower MPGPU_PRELOAD_MIN_BYTES, or combine small copies"},
+    {"not faster with mpgpu", "allow idle GPUs to relay data by MPGPU_PRELOAD_GPUS=all"},
+    {"made while mpgpu prepared its context or a plan", "a program gains if it copies for a second or longer"},
+    {"captured into a CUDA graph", "use mpgpu's functions in the program; they can be captured"},
+    {"neither source nor destination is GPU memory", "none; such copies use no link of a GPU"},
+    {"managed memory", "allocate with cudaMalloc or cudaMallocHost"},
+    {"memory of a pool or of cuMemMap that the GPUs may not access", "give the other GPUs access to the pool"},
+    {"memory of another process, on an unknown GPU", "run all processes under mpgpu run"},
+    {"memory of a GPU that the program does not use (MPGPU_PRELOAD_GPUS)", "set MPGPU_PRELOAD_GPUS=all"},
+    {"a CUDA context that is not the primary context of its GPU", "use primary contexts, as the CUDA runtime does"},
+    {"mpgpu could not create its context", "see the message above"},
+    {"refused by mpgpu", "MPGPU_LOG=debug prints the reason"},
+}};
 
 struct counter {
     std::atomic<std::uint64_t> copies;
@@ -59,7 +65,8 @@ struct shared_sums {
     std::atomic<std::uint64_t> all_kinds;
     std::atomic<std::uint64_t> processes;
     sums all;
-    std::array<std::array<char, 96>, outcomes> texts;
+    std::array<std::array<char, 96>, outcomes> names;
+    std::array<std::array<char, 96>, outcomes> remedies;
 };
 
 constexpr std::array<char, 8> mark = {'m', 'p', 'g', 'p', 'u', 's', 'u', 'm'};
@@ -92,7 +99,8 @@ shared_sums *open_sums() {
         return nullptr;
     }
     for (std::size_t i = 0; i < outcomes; ++i) {
-        std::strncpy(found->texts[i].data(), texts[i], found->texts[i].size() - 1);
+        std::strncpy(found->names[i].data(), texts[i].name, found->names[i].size() - 1);
+        std::strncpy(found->remedies[i].data(), texts[i].remedy, found->remedies[i].size() - 1);
     }
     found->taken_kinds = kinds_taken;
     found->all_kinds = outcomes;
@@ -123,7 +131,7 @@ std::string report() {
         if (copies != 0) {
             line("mpgpu[%ld]: %-14s %8llu copies, %14llu bytes: %s\n", pid,
                  i < kinds_taken ? "accelerated" : "passed through", static_cast<unsigned long long>(copies),
-                 static_cast<unsigned long long>(bytes), texts[i]);
+                 static_cast<unsigned long long>(bytes), texts[i].name);
         }
     }
     if (own.saved_nanoseconds.load() != 0) {

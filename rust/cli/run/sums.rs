@@ -14,7 +14,8 @@ const BYTES: usize = 4096;
 /// count as accelerated, the number of outcomes, the number of processes, the nanoseconds saved, the number of copies that were compared,
 /// and the number of wrong copies.
 const HEAD: usize = 7;
-/// Number of bytes that are reserved for the name of an outcome.
+/// Number of bytes that are reserved for the name of an outcome. As many are reserved for the remedy: advice for programs whose copies mostly
+/// have this outcome. The names of all outcomes precede the remedies.
 const NAME: usize = 96;
 
 /// Counters of all processes in shared memory. They include the copies of processes that were killed.
@@ -35,7 +36,8 @@ impl Sums {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Returns a report with one line for each outcome of copies that occurred, or a single line if no process has made a copy.
+    /// Returns a report with one line for each outcome of copies that occurred, or a single line if no process has made a copy. If most bytes
+    /// were passed through, the last line contains the most frequent reason and its remedy.
     pub fn report(&self, compared: bool) -> io::Result<String> {
         let mut bytes = [0; BYTES];
         self.0.read_exact_at(&mut bytes, 0)?;
@@ -46,16 +48,25 @@ impl Sums {
 fn report(bytes: &[u8; BYTES], compared: bool) -> String {
     let word = |at: usize| bytes.get(8 * at..8 * at + 8).map_or(0, |word| u64::from_le_bytes(std::array::from_fn(|i| word[i])));
     // Processes of the user can write anything into this memory, so no value may lead to an access outside of it.
-    let outcomes = (word(2) as usize).min((BYTES - 8 * HEAD) / (NAME + 16));
+    let outcomes = (word(2) as usize).min((BYTES - 8 * HEAD) / (2 * NAME + 16));
+    let text_at = |at: usize| {
+        let text = &bytes[8 * (HEAD + 2 * outcomes) + NAME * at..][..NAME];
+        String::from_utf8_lossy(text).trim_end_matches('\0').to_owned()
+    };
+    let (mut accelerated_bytes, mut passed_bytes, mut most) = (0_u64, 0_u64, (0, 0));
     let (accelerated, processes, saved) = (word(1), word(3), word(4));
     let mut text = String::new();
     for outcome in 0..outcomes {
         let [copies, size] = [0, 1].map(|i| word(HEAD + 2 * outcome + i));
-        let name = &bytes[8 * (HEAD + 2 * outcomes) + NAME * outcome..][..NAME];
-        let name = String::from_utf8_lossy(name);
         if copies != 0 {
-            let what = if (outcome as u64) < accelerated { "accelerated" } else { "passed through" };
-            let _ = writeln!(text, "mpgpu: {what:14} {copies:8} copies, {size:14} bytes: {}", name.trim_end_matches('\0'));
+            let is_accelerated = (outcome as u64) < accelerated;
+            let what = if is_accelerated { "accelerated" } else { "passed through" };
+            let _ = writeln!(text, "mpgpu: {what:14} {copies:8} copies, {size:14} bytes: {}", text_at(outcome));
+            let sum = if is_accelerated { &mut accelerated_bytes } else { &mut passed_bytes };
+            *sum = sum.saturating_add(size);
+            if !is_accelerated && size >= most.0 {
+                most = (size, outcome);
+            }
         }
     }
     if text.is_empty() {
@@ -69,6 +80,9 @@ fn report(bytes: &[u8; BYTES], compared: bool) -> String {
     );
     if compared {
         let _ = writeln!(text, "mpgpu: {} accelerated copies compared byte by byte, {} wrong", word(5), word(6));
+    }
+    if passed_bytes > accelerated_bytes {
+        let _ = writeln!(text, "mpgpu: most bytes were passed through: {}; remedy: {}", text_at(most.1), text_at(outcomes + most.1));
     }
     text
 }
@@ -86,9 +100,15 @@ mod tests {
             put(at, word);
         }
         bytes[88..98].copy_from_slice(b"GPU to GPU");
+        bytes[184..198].copy_from_slice(b"managed memory");
+        bytes[376..386].copy_from_slice(b"cudaMalloc");
         let text = "mpgpu: accelerated           4 copies,           4096 bytes: GPU to GPU\nmpgpu: time saved: 0.001500 s in 1 process (measured or modelled)\n";
         assert_eq!(report(&bytes, false), text);
         assert_eq!(report(&bytes, true), format!("{text}mpgpu: 4 accelerated copies compared byte by byte, 1 wrong\n"));
+        bytes[72..80].copy_from_slice(&3_u64.to_le_bytes());
+        bytes[80..88].copy_from_slice(&5000_u64.to_le_bytes());
+        let last = report(&bytes, false).lines().next_back().map(str::to_owned);
+        assert_eq!(last.as_deref(), Some("mpgpu: most bytes were passed through: managed memory; remedy: cudaMalloc"));
         // Whatever the bytes contain, `report` must not read outside of them.
         assert!(report(&[255; BYTES], true).contains("passed through") || report(&[255; BYTES], true).contains("accelerated"));
     }
