@@ -240,7 +240,10 @@ REFUSED = [
     (lambda: mpgpu.copy_blocks(D, S, [5, 6], numpy.array([0, -1], "int32")), r"^src_index\[1\]=-1: must not be negative"),
     (lambda: mpgpu.copy_blocks(D, S, numpy.array([-(2**63)]), [0]), r"^dst_index\[0\]=-9223372036854775808: must not be negative"),
     (lambda: mpgpu.copy_blocks(D, S, [5, 20], [0, 9]), r"^dst_index\[1\]=20: must be less than the number of blocks \(20\)$"),
-    (lambda: mpgpu.copy_blocks(D, S, [5, 6, 7], numpy.array([0, 9, 10], "uint32")), r"^src_index\[2\]=10: must be less than the number of blocks \(10\)$"),
+    (
+        lambda: mpgpu.copy_blocks(D, S, [5, 6, 7], numpy.array([0, 9, 10], "uint32")),
+        r"^src_index\[2\]=10: must be less than the number of blocks \(10\)$",
+    ),
     (lambda: mpgpu.copy_blocks(D, S, [2**64]), r"^dst_index\[0\]=18446744073709551616: must be below 2\*\*63$"),
     (lambda: mpgpu.copy_blocks(D, S, [5, 6], [0]), r"^dst_index has 2 indices and src_index has 1: both must have the same length$"),
     (lambda: mpgpu.copy_blocks(D, S), r"^dst has 20 blocks and src has 10: pass index lists, or arrays with the same number of blocks$"),
