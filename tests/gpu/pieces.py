@@ -98,7 +98,8 @@ def driver_batch(case: Case, way: str) -> Callable[[int], None]:
     for at in range(len(case.lists)):
         dst, src, to, of = case.ends(way, at)
         addresses = [
-            (list_.astype(numpy.uint64) * numpy.uint64(case.size) + numpy.uint64(pages.data_ptr())) for list_, pages in ((to, dst), (of, src))
+            (list_.astype(numpy.uint64) * numpy.uint64(case.size) + numpy.uint64(pages.data_ptr()))
+            for list_, pages in ((to, dst), (of, src))
         ]
         prepared.append((*addresses, numpy.full(case.count, case.size, numpy.uint64)))
     how, first = Attributes(1, Location(), Location(), 1), ctypes.c_size_t(0)
@@ -106,7 +107,13 @@ def driver_batch(case: Case, way: str) -> Callable[[int], None]:
     def copy(at: int) -> None:
         to, of, sizes = (ctypes.c_void_p(each.ctypes.data) for each in prepared[at])
         code = call(
-            to, of, sizes, ctypes.c_size_t(case.count), ctypes.byref(how), ctypes.byref(first), ctypes.c_size_t(1),
+            to,
+            of,
+            sizes,
+            ctypes.c_size_t(case.count),
+            ctypes.byref(how),
+            ctypes.byref(first),
+            ctypes.c_size_t(1),
             ctypes.c_void_p(case.stream.cuda_stream),
         )
         if code:
@@ -249,41 +256,54 @@ def beside() -> None:
 
 def calls() -> None:
     """Prints the time of a call, with another list in each call, from Python and from C. For comparison, prints that of one driver copy."""
-    import mpgpu
+    case = Case(16 << 10, seed=5)
+    for way in DIRECTIONS:
+        calls_of(case, way)
 
+
+def calls_of(case: Case, way: str) -> None:
+    """Prints the times of calls for one direction."""
+    import mpgpu
     from mpgpu._library import NULL, ffi, lib
 
-    case = Case(16 << 10, seed=5)
-    context = mpgpu.default_context()
-    for way in DIRECTIONS:
-        request = ffi.new("mp_blocks_t *")
-        dst, src, _, _ = case.ends(way, 0)
-        to, of = (ffi.new("uintptr_t[]", [each.data_ptr()]) for each in (dst, src))
-        request.size, request.layers, request.block_bytes, request.index_bytes = ffi.sizeof("mp_blocks_t"), 1, case.size, 8
-        request.dst, request.src = ffi.cast("void **", to), ffi.cast("const void **", of)
-        request.dst_blocks = request.src_blocks = WHOLE // case.size
-        lists = [[ffi.from_buffer("uint64_t[]", each) for each in case.ends(way, at)[2:]] for at in range(len(case.lists))]
-        stream = ffi.cast("mp_stream_t", case.stream.cuda_stream)
+    driver, context = ctypes.CDLL("libcuda.so.1"), mpgpu.default_context()
+    request = ffi.new("mp_blocks_t *")
+    dst, src, _, _ = case.ends(way, 0)
+    to, of = (ffi.new("uintptr_t[]", [each.data_ptr()]) for each in (dst, src))
+    request.size, request.layers, request.block_bytes, request.index_bytes = ffi.sizeof("mp_blocks_t"), 1, case.size, 8
+    request.dst, request.src = ffi.cast("void **", to), ffi.cast("const void **", of)
+    request.dst_blocks = request.src_blocks = WHOLE // case.size
+    lists = [[ffi.from_buffer("uint64_t[]", each) for each in case.ends(way, at)[2:]] for at in range(len(case.lists))]
+    stream = ffi.cast("mp_stream_t", case.stream.cuda_stream)
+    plain = (
+        ctypes.c_void_p(dst.data_ptr()),
+        ctypes.c_void_p(src.data_ptr()),
+        ctypes.c_size_t(64),
+        ctypes.c_void_p(case.stream.cuda_stream),
+    )
 
-        def by_c(at: int) -> None:
-            request.dst_index, request.src_index = lists[at]
-            if lib.mp_copy_blocks(context._handle, request, NULL, stream, NULL):
-                sys.exit("mp_copy_blocks failed")
+    def by_c(at: int) -> None:
+        request.dst_index, request.src_index = lists[at]
+        if lib.mp_copy_blocks(context._handle, request, NULL, stream, NULL):
+            sys.exit("mp_copy_blocks failed")
 
-        def by_driver(at: int) -> None:
-            driver.cuMemcpyAsync(ctypes.c_void_p(dst.data_ptr()), ctypes.c_void_p(src.data_ptr()), ctypes.c_size_t(64), ctypes.c_void_p(case.stream.cuda_stream))
-
-        driver = ctypes.CDLL("libcuda.so.1")
-        for name, copy, count in (("copy_blocks", blocks(case, way), case.count), ("mp_copy_blocks", by_c, case.count), ("mp_copy_blocks", by_c, 16), ("cuMemcpyAsync", by_driver, 0)):
-            request.count = count
-            took = []
-            for at in range(400):
-                if at % 8 == 0:
-                    case.stream.synchronize()
-                begin = time.perf_counter()
-                copy(at % len(case.lists))
-                took.append(time.perf_counter() - begin)
-            print(f"calls: {way:4} the GPU, {name:14} with {count:5} indices: {statistics.median(took) * 1e6:.1f} us, worst {max(took[8:]) * 1e6:.0f} us", flush=True)
+    forms: tuple[tuple[str, Callable[[int], Any], int], ...] = (
+        ("copy_blocks", blocks(case, way), case.count),
+        ("mp_copy_blocks", by_c, case.count),
+        ("mp_copy_blocks", by_c, 16),
+        ("cuMemcpyAsync", lambda at: driver.cuMemcpyAsync(*plain), 0),
+    )
+    for name, copy, count in forms:
+        request.count = count
+        took = []
+        for at in range(400):
+            if at % 8 == 0:
+                case.stream.synchronize()
+            begin = time.perf_counter()
+            copy(at % len(case.lists))
+            took.append(time.perf_counter() - begin)
+        median, worst = statistics.median(took) * 1e6, max(took[8:]) * 1e6
+        print(f"calls: {way:4} the GPU, {name:14} with {count:5} indices: {median:.1f} us, worst {worst:.0f} us", flush=True)
 
 
 def batches() -> None:
@@ -332,7 +352,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "MPGPU_BACKEND": "cuda"}
         if asked.wheels:
-            subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", folder, *asked.wheels], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", folder, *asked.wheels],
+                check=True,
+            )
             environment["PYTHONPATH"] = folder
         failed = 0
         first = {**environment, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
