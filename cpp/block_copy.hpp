@@ -2,13 +2,14 @@
 // share this source.
 //
 // A group of up to 32 lanes copies one chunk of a piece at a time. In each pass over a chunk, every lane starts four
-// loads of 16 bytes before its first store. Therefore 128 groups (four blocks of 1024 lanes) fill a PCIe 5 link
-// with pieces of 1 KiB and more. A group reads the index of its next piece before it copies the current one, which
+// loads of 16 bytes before its first store. Therefore four blocks of 1024 lanes fill a PCIe 5 link with pieces of
+// 4 KiB and more. A group reads the index of its next piece before it copies the current one, which
 // hides the latency of the read.
 //
-// Stores to host memory can be paced: each group waits until its stores have arrived before it stores more. This bounds
-// the bytes in flight. Without a bound, stores fill the buffers in front of the link, and other accesses of the GPU to
-// its own memory wait behind them: matrix products fall to half of their rate (docs/results.md, "Pieces").
+// Stores to host memory can be paced. Each group then waits until its stores have arrived before it stores more, which
+// limits the bytes in flight. Without this limit, stores fill the buffers in front of the link. Other accesses of the
+// GPU to its own memory then wait behind them, and matrix products fall to half of their rate (docs/results.md,
+// "Pieces").
 #pragma once
 
 #include "portable.hpp"

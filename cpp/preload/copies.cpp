@@ -162,8 +162,8 @@ bool is_allowed(int device) {
     return device >= host || (allowed_gpus() >> static_cast<unsigned>(device) & 1) != 0;
 }
 
-/// Returns the reason why copies of this size between these devices are passed to the driver, or `count` if no such
-/// reason is known.
+/// Returns the reason for passing copies of this size between these devices to the driver. Returns `count` if no reason
+/// is known.
 outcome known_reason(int dst, int src, std::size_t bytes) {
     if (dst == src) {
         return outcome::no_gain;
@@ -624,8 +624,8 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     mp_request_t request = nullptr;
     mp_status_t status = made.execute(in, asked().verify || is_pageable ? &request : nullptr);
     if (status == MP_SUCCESS && is_pageable) {
-        // When the call returns, the caller may write to the memory or read it, as with the driver. If part of the
-        // memory does not exist, the whole copy is passed to the driver, which returns the error to the program.
+        // The caller may write to the memory or read it as soon as the call returns, as with the driver. If a part of
+        // the memory is not mapped, the driver makes the whole copy and returns the error to the program.
         status = mp_wait(&request, nullptr);
         if (asked().verify && (status == MP_SUCCESS || status == MP_ERROR_DATA_CORRUPTION)) {
             count_compared(status == MP_SUCCESS);
