@@ -45,6 +45,9 @@ type Shares = Arc<[(u32, f64)]>;
 /// Destination, source, binary logarithm of the size in bytes, and permitted GPUs.
 type PathKey = (DeviceId, DeviceId, u32, Option<Relays>);
 
+/// GPUs that help with a copy, each with its share of the bytes.
+type GpuShares = SmallVec<[(u32, f64); 4]>;
+
 impl PiecePaths {
     /// Returns the GPU end of a copy between host memory and one GPU, and the GPUs that help, each with its share of the bytes. Returns
     /// `None` if no GPU helps. A GPU does not help while another stream copies from or to it, because that stream would lose what this one
@@ -57,7 +60,7 @@ impl PiecePaths {
         bytes: u64,
         relays: Option<Relays>,
         (stream, active): (StreamHandle, &ActiveStreams),
-    ) -> Option<(u32, SmallVec<[(u32, f64); 4]>)> {
+    ) -> Option<(u32, GpuShares)> {
         let (EndDevice::One(dst), EndDevice::One(src)) = devices else { return None };
         if machine.gpu_count() < 2 || dst.is_host() == src.is_host() {
             return None;
