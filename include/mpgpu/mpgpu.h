@@ -990,6 +990,43 @@ mp_status_t mp_memory_register(mp_context_t context, void *pointer, uint64_t byt
 /// - `MP_ERROR_DRIVER`, after which the memory counts as unregistered.
 mp_status_t mp_memory_unregister(mp_context_t context, void *pointer);
 
+/// Maps a regular file read-only. Copies whose source is in the mapping read the file itself, by several threads, and
+/// need no page tables. `*data` is the address of the first byte of the file, and `*bytes` its size. Any part of the
+/// mapping can be the source of transfers.
+///
+/// `descriptor` must be open for reading. It is duplicated, so the caller may close it.
+///
+/// If `bypass_cache` is 1, bytes that the page cache of the system does not contain are read by direct I/O, and the
+/// page cache is left as it is. File systems without direct I/O are read through the page cache, with a warning in the
+/// log. If `bypass_cache` is 0, bytes are read through the page cache, as by `read`.
+///
+/// The context owns the mapping until `mp_file_unmap`. Destroying the context also removes it. If the file becomes
+/// shorter or cannot be read, the execution that needs its bytes fails with `MP_ERROR_DRIVER`. If the file is written
+/// during an execution, the destination contains old or new bytes. Reading missing bytes of the mapping from the program
+/// raises `SIGBUS`, as with any mapped file. May be called from any thread, but not from a host function.
+///
+/// Errors:
+/// - `MP_ERROR_INVALID_ARGUMENT` if `bypass_cache` is neither 0 nor 1, or if `data` or `bytes` is NULL.
+/// - `MP_ERROR_NOT_SUPPORTED` if the file is empty, is not a regular file, is not open for reading, or is on a file
+///   system that cannot map files.
+/// - `MP_ERROR_DRIVER` if the descriptor is invalid or the system cannot map the file.
+/// - `MP_ERROR_INVALID_HANDLE`.
+mp_status_t mp_file_map(mp_context_t context,
+                        int32_t descriptor,
+                        int32_t bypass_cache,
+                        const void **data,
+                        uint64_t *bytes);
+
+/// Removes a mapping of `mp_file_map`. NULL does nothing.
+///
+/// Blocks until all work that the context has enqueued so far has finished. Plans whose source is in the mapping fail if
+/// they are executed afterwards. No other thread may enqueue work that uses the mapping during the call. May be called
+/// from any thread, but not from a host function.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if this context has mapped no file at `data`.
+mp_status_t mp_file_unmap(mp_context_t context,
+                          const void *data);
+
 /// Creates a stream of `device`. It is not ordered with any other stream, not even with the default stream. On CUDA it
 /// is a `cudaStream_t`. The caller owns it and destroys it with `mp_stream_destroy`. May be called from any thread.
 ///

@@ -21,11 +21,11 @@
 /// exceptions (`-fno-exceptions`), a failure that would throw prints the error to `stderr` and calls `std::abort`.
 ///
 /// Ownership. A `context`, `node`, `messenger`, `plan`, `request`, `stream`, `event`, `buffer`, `signal_counters`,
-/// `imported_memory` or `registered_memory` owns one object each. It can be moved, not copied. Moved-from and
-/// default-constructed objects are empty, except that a default-constructed `context` creates a context. An empty
-/// object may be destroyed, assigned to and tested. Other functions called on it report `status::invalid_handle`.
-/// Objects that were created with a context may outlive it. They are then invalid, and functions called on them report
-/// an error.
+/// `imported_memory`, `registered_memory` or `mapped_file` owns one object each. It can be moved, not copied.
+/// Moved-from and default-constructed objects are empty, except that a default-constructed `context` creates a context.
+/// An empty object may be destroyed, assigned to and tested. Other functions called on it report
+/// `status::invalid_handle`. Objects that were created with a context may outlive it. They are then invalid, and
+/// functions called on them report an error.
 ///
 /// Waiting. Functions named `synchronize` block the calling thread. Functions named `wait` never block: they make later
 /// work in a stream wait.
@@ -43,6 +43,7 @@
 #include <mpgpu/event.hpp>
 #include <mpgpu/imported_memory.hpp>
 #include <mpgpu/log.hpp>
+#include <mpgpu/mapped_file.hpp>
 #include <mpgpu/message.hpp>
 #include <mpgpu/mpgpu.h>
 #include <mpgpu/node.hpp>

@@ -40,6 +40,7 @@
 
 mod buffer;
 mod context;
+mod file;
 mod node;
 #[cfg(feature = "cudarc")]
 mod of_cudarc;
@@ -49,13 +50,16 @@ mod stream;
 
 pub use buffer::{Buffer, Element, End, Slice};
 pub use context::Context;
+pub use file::MappedFile;
 pub use node::{Half, Node};
 pub use pieces::{BlockArrays, BlockIndex, BlockIndices};
 pub use plan::{Plan, Request, Transfer};
 pub use stream::{Event, Stream};
 
 pub use mpgpu_backend::{BackendError, SignalWait};
-pub use mpgpu_contexts::{BackendChoice, ContextOptions, DeviceStatistics, Error, Measured, PieceOptions, PlanOptions, Statistics};
+pub use mpgpu_contexts::{
+    BackendChoice, Caching, ContextOptions, DeviceStatistics, Error, Measured, PieceOptions, PlanOptions, Statistics,
+};
 pub use mpgpu_core::plan::{Engine, Relays};
 /// Device of a context: a GPU, for example `Device::gpu(0)`, or host memory, `Device::HOST`.
 pub use mpgpu_core::topology::DeviceId as Device;

@@ -388,7 +388,7 @@ fn can_populate() -> bool {
 /// Number of bits in one word of a bit mask of CPUs or NUMA nodes.
 const BITS: usize = libc::c_ulong::BITS as usize;
 
-fn page_bytes() -> usize {
+pub(crate) fn page_bytes() -> usize {
     // SAFETY: no argument is a pointer.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }

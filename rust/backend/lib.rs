@@ -6,6 +6,7 @@
 //! | module | content |
 //! | --- | --- |
 //! | [`sync`] | locks, which a model checker may replace |
+//! | [`files`] | files that are mapped into memory and read by `pread` |
 //! | [`host_memory`] | pages of host memory: on the right NUMA nodes, made resident by threads |
 //! | [`threads`] | threads of the library, which receive no signal of the program |
 //! | [`took`] | logging of the duration of operations that may block |
@@ -18,6 +19,7 @@
 pub mod failed_waits;
 #[cfg_attr(not(feature = "fault-injection"), allow(unreachable_pub))]
 pub mod fault;
+pub mod files;
 pub mod host_memory;
 pub mod panics;
 mod pieces;

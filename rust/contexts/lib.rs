@@ -11,6 +11,7 @@
 //! | `active` | estimate of which streams are copying now |
 //! | `callbacks` | calls of the caller's functions when work has finished |
 //! | `holdings` | memory, streams and events that the caller holds |
+//! | `files` | mapped files |
 //! | `registered` | host memory of the program that is registered (pinned) |
 //! | `peer_memory` | memory exported to other processes, and memory imported from them |
 //! | `deferred` | memory that the caller has freed, but that work or other ranks may still use |
@@ -47,6 +48,7 @@ mod describe;
 pub mod doctor;
 mod error;
 pub mod execute;
+mod files;
 pub mod harness;
 mod holdings;
 mod kept;
@@ -76,6 +78,7 @@ pub use config::{BackendChoice, Config, MOST_THREADS, NO_TUNING, PlanOptions, Ve
 pub use error::{End, Error};
 pub use execute::{Plan, Trace};
 pub use lifetime::{Context, ContextOptions, DeviceStatistics, Statistics};
+pub use mpgpu_backend::files::Caching;
 pub use open::{DISCOVERED, File, Origin, PROBED, files_here, machine_here};
 pub use peer_memory::Import;
 pub use pieces::{BlockArrays, BlockRequest, PieceOptions};

@@ -9,6 +9,7 @@ use super::config::{BackendChoice, Config, NO_TUNING, PlanOptions};
 use super::deferred::Deferred;
 use super::error::Error;
 use super::execute::{Plan, Variants};
+use super::files::Files;
 use super::holdings::Holdings;
 use super::kept::KeptTimes;
 use super::late_checks::LateChecks;
@@ -133,6 +134,7 @@ impl Context {
             holdings: Holdings::default(),
             deferred: Deferred::default(),
             registrations: Registrations::default(),
+            files: Files::default(),
             sharing: PeerMemory::default(),
             ends_first: Mutex::new(Some(Vec::new())),
             callbacks: CallbackQueue::default(),
@@ -339,6 +341,10 @@ impl Context {
         let (registered, unpinned) = self.shared.registrations.release(backend);
         if registered > 0 {
             log::warn!("context destroyed with {registered} bytes of registered memory; they are unregistered now");
+        }
+        let files = self.shared.files.release();
+        if files > 0 {
+            log::warn!("context destroyed with {files} mapped files; they are unmapped now");
         }
         let (left, held) = self.shared.holdings.release(backend);
         if left.allocations > 0 {

@@ -5,6 +5,7 @@ use super::callbacks::{Awaited, CallbackQueue};
 use super::config::Config;
 use super::deferred::Deferred;
 use super::error::Error;
+use super::files::Files;
 use super::holdings::Holdings;
 use super::late_checks::LateChecks;
 use super::peer_memory::{Import, PeerMemory};
@@ -53,6 +54,7 @@ pub struct ContextState {
     pub(super) holdings: Holdings,
     pub(super) deferred: Deferred,
     pub(super) registrations: Registrations,
+    pub(super) files: Files,
     pub(super) sharing: PeerMemory,
     /// Objects that must end before the context closes. `None` once the context has begun to close.
     pub(super) ends_first: Mutex<Option<Vec<Weak<dyn EndsFirst>>>>,

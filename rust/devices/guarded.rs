@@ -1,14 +1,22 @@
 //! Copies pageable host memory and returns an error if the memory does not exist. A plain memory access would kill the process in this
 //! case.
 //!
-//! The program may unmap pageable memory before an execution, and a mapped file may be truncated while it is copied. Memory that may be
-//! affected is therefore copied by a system call (`process_vm_readv` or `process_vm_writev`). The call reports missing memory, but reaches
-//! at most half the rate of a copy without a system call. Large ranges of private memory are copied without a system call. This memory
-//! exists until the program unmaps it, and the program must not do so before the execution has completed.
+//! The program may unmap pageable memory before an execution, and a mapped file may be truncated while it is copied. Three ways of copying
+//! survive that, from the fastest to the slowest:
+//!
+//! | memory | way |
+//! | --- | --- |
+//! | large ranges of private memory | memory accesses. This memory exists until the program unmaps it, and the program must not do so before the execution has completed |
+//! | sources in files that the library has mapped for the program, and in large mappings of files that the program has made | `pread` ([`files`]) |
+//! | other memory | a system call that reports missing memory (`process_vm_readv` or `process_vm_writev`) |
 
 use crate::backend::BackendError;
+use crate::backend::files::{self, MappedFile, ReadFault};
 use crate::backend::host_memory::PageRange;
+use std::ops::Range;
+use std::path::PathBuf;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Failed access to host memory. The memory is not mapped, or the file behind it is too short.
@@ -24,11 +32,17 @@ pub(crate) struct Fault {
 impl Fault {
     /// Converts the failed access to the error of an execution. `transfer` is the index of the transfer whose copy failed.
     pub fn error(&self, transfer: u32) -> BackendError {
+        let reason = match self.code {
+            libc::EFAULT => {
+                "the memory was unmapped, or its file became shorter, while an execution used it; keep it mapped until the execution \
+                             has completed"
+                    .into()
+            }
+            code => format!("the system could not read the file that is mapped there: {}", std::io::Error::from_raw_os_error(code)),
+        };
         BackendError::Driver {
             what: format!("transfer {transfer}: {} host memory at {:#x}", if self.is_source { "reading" } else { "writing" }, self.address),
-            reason: "the memory was unmapped, or its file became shorter, while an execution used it; keep it mapped until the execution \
-                     has completed"
-                .into(),
+            reason,
             code: i64::from(self.code),
         }
     }
@@ -37,45 +51,126 @@ impl Fault {
 /// Smallest number of bytes of a copy for which reading the address ranges of the process takes less time than the system call loses.
 const LOOK_BYTES: usize = 4 << 20;
 
-/// Readable address ranges of the process that are not backed by a file, in ascending order. Each entry contains the begin, the end, and a
-/// boolean that is true if the range is writable.
-#[derive(Debug, Default)]
-pub(crate) struct PrivateRanges(Vec<(u64, u64, bool)>);
+/// Smallest mapping of a file in bytes that is read by `pread`. Opening the files of smaller ones takes longer than it saves.
+const FILE_BYTES: u64 = 4 << 20;
 
-impl PrivateRanges {
-    /// Reads the private address ranges of the process from the operating system.
-    pub fn look() -> PrivateRanges {
-        PrivateRanges::parse(&std::fs::read("/proc/self/maps").unwrap_or_default())
+/// Readable address ranges of the process whose contents can be copied without `process_vm_readv`: private memory and mappings of files, each
+/// in ascending order.
+#[derive(Debug, Default)]
+pub(crate) struct AddressRanges {
+    /// Ranges that are not backed by a file: begin, end, and a boolean that is true if the range is writable.
+    private: Vec<(u64, u64, bool)>,
+    files: Vec<FileRange>,
+}
+
+/// Mapping of a file by the program.
+#[derive(Debug)]
+struct FileRange {
+    addresses: Range<u64>,
+    offset: u64,
+    path: PathBuf,
+    /// Device and inode of the file.
+    identity: (u64, u64),
+    is_private: bool,
+    /// The file, which the first thread that copies from the mapping opens.
+    file: OnceLock<Option<MappedFile>>,
+}
+
+impl AddressRanges {
+    /// Reads the address ranges of the process from the operating system.
+    pub fn look() -> AddressRanges {
+        AddressRanges::parse(&std::fs::read("/proc/self/maps").unwrap_or_default())
     }
 
     /// Parses text in the format of `/proc/self/maps` (proc(5)), whose lines are `begin-end access offset device inode name`. Adjacent
-    /// ranges are merged.
-    fn parse(text: &[u8]) -> PrivateRanges {
-        let mut found: Vec<(u64, u64, bool)> = Vec::new();
+    /// ranges of private memory are merged.
+    fn parse(text: &[u8]) -> AddressRanges {
+        let mut found = AddressRanges::default();
         for line in text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()) {
-            let mut words = line.split_ascii_whitespace();
-            let (Some(range), Some(access), Some(inode)) = (words.next(), words.next(), words.nth(2)) else { continue };
-            let number = |text: &str| u64::from_str_radix(text, 16).ok();
-            let Some((begin, end)) = range.split_once('-').and_then(|(begin, end)| Some((number(begin)?, number(end)?))) else { continue };
-            // Names in brackets denote the heap, stacks, and pages of the system. Of these, only pages of the system are excluded.
-            let is_own = words.next().is_none_or(|name| name == "[heap]" || name.starts_with("[stack") || name.starts_with("[anon"));
-            if inode != "0" || !access.starts_with('r') || !is_own {
-                continue;
-            }
-            let writes = access.as_bytes().get(1) == Some(&b'w');
-            match found.last_mut().filter(|last| last.1 == begin && last.2 == writes) {
-                Some(last) => last.1 = end,
-                None => found.push((begin, end, writes)),
-            }
+            found.add(line);
         }
-        PrivateRanges(found)
+        found
+    }
+
+    /// Adds the range that a line of `/proc/self/maps` describes. Returns `None`, and adds nothing, if the range has other contents.
+    fn add(&mut self, line: &str) -> Option<()> {
+        // The name, which may contain spaces, is the rest of the line after five words.
+        let mut words = line.splitn(6, ' ');
+        let (range, access, offset, device, inode) = (words.next()?, words.next()?, words.next()?, words.next()?, words.next()?);
+        let name = words.next().unwrap_or_default().trim_start();
+        let number = |text: &str| u64::from_str_radix(text, 16).ok();
+        let (begin, end) = range.split_once('-')?;
+        let (begin, end) = (number(begin)?, number(end)?);
+        let &[b'r', write, execute, sharing] = access.as_bytes() else { return None };
+        let (is_writable, is_private) = (write == b'w', sharing == b'p');
+        if inode == "0" {
+            // Names in brackets denote the heap, stacks, and pages of the system. Of these, only pages of the system are excluded.
+            if !name.is_empty() && name != "[heap]" && !name.starts_with("[stack") && !name.starts_with("[anon") {
+                return None;
+            }
+            match self.private.last_mut().filter(|last| last.1 == begin && last.2 == is_writable) {
+                Some(last) => last.1 = end,
+                None => self.private.push((begin, end, is_writable)),
+            }
+        } else if name.starts_with('/') && execute != b'x' && (is_private || !is_writable) && end - begin >= FILE_BYTES {
+            let (major, minor) = device.split_once(':')?;
+            let device = libc::makedev(number(major)? as u32, number(minor)? as u32);
+            let (path, identity) = (PathBuf::from(name), (device, inode.parse().ok()?));
+            self.files.push(FileRange {
+                addresses: begin..end,
+                offset: number(offset)?,
+                path,
+                identity,
+                is_private,
+                file: OnceLock::new(),
+            });
+        }
+        Some(())
     }
 
     /// True if the `bytes` bytes at `address` are private memory that can be read. If `written` is true, this memory must also be writable.
     pub fn has(&self, address: u64, bytes: u64, written: bool) -> bool {
-        let after = self.0.partition_point(|range| range.0 <= address);
-        let before = after.checked_sub(1).map(|at| self.0[at]);
+        let after = self.private.partition_point(|range| range.0 <= address);
+        let before = after.checked_sub(1).map(|at| self.private[at]);
         before.is_some_and(|(_, end, writes)| address.checked_add(bytes).is_some_and(|last| last <= end) && (writes || !written))
+    }
+
+    /// Returns the file of the mapping that contains `address`. Returns `None` if there is none, or if the file cannot be opened by its path.
+    fn file(&self, address: u64) -> Option<&MappedFile> {
+        let after = self.files.partition_point(|range| range.addresses.start <= address);
+        let range = &self.files[after.checked_sub(1)?];
+        let open = || MappedFile::behind(range.addresses.clone(), range.offset, &range.path, range.identity, range.is_private);
+        if range.addresses.contains(&address) { range.file.get_or_init(open).as_ref() } else { None }
+    }
+
+    /// Copies from a mapping of a file that the program has made, by reading the file. Results are those of [`read_file`].
+    ///
+    /// # Safety
+    ///
+    /// No other thread accesses the accessible parts of the ranges.
+    pub unsafe fn read_mapped(&self, to: u64, from: u64, bytes: usize) -> Option<Result<(), Fault>> {
+        // SAFETY: guaranteed by the caller.
+        unsafe { read(self.file(from)?, to, from, bytes) }
+    }
+}
+
+/// Copies from a file that the library has mapped for the program, by reading the file. Returns `None` if the source is in no such file, or
+/// if the file ends too early or the destination is not accessible, which another way of copying reports.
+///
+/// # Safety
+///
+/// No other thread accesses the accessible parts of the ranges.
+pub(crate) unsafe fn read_file(to: u64, from: u64, bytes: usize) -> Option<Result<(), Fault>> {
+    // SAFETY: guaranteed by the caller.
+    unsafe { read(&*files::mapped_at(from, bytes as u64)?, to, from, bytes) }
+}
+
+unsafe fn read(file: &MappedFile, to: u64, from: u64, bytes: usize) -> Option<Result<(), Fault>> {
+    // SAFETY: guaranteed by the caller.
+    match unsafe { file.read(to, from, bytes) }? {
+        Ok(()) => Some(Ok(())),
+        Err(ReadFault::Memory) => None,
+        Err(ReadFault::System(code)) => Some(Err(Fault { address: from, is_source: true, code })),
     }
 }
 
@@ -87,9 +182,13 @@ impl PrivateRanges {
 /// A source or destination that is not pageable is valid for `bytes` bytes. The ranges do not overlap, and no other thread accesses them.
 pub(crate) unsafe fn copy(to: u64, from: u64, bytes: usize, is_pageable: [bool; 2]) -> Result<(), Fault> {
     let [to_is_pageable, from_is_pageable] = is_pageable;
+    // SAFETY: guaranteed by the caller.
+    if from_is_pageable && let Some(read) = unsafe { read_file(to, from, bytes) } {
+        return read;
+    }
     // The ranges are read for each copy, because a file may have been mapped where private memory was shortly before.
     let has_pageable = to_is_pageable || from_is_pageable;
-    let ranges = if !has_pageable || bytes < LOOK_BYTES { PrivateRanges::default() } else { PrivateRanges::look() };
+    let ranges = if !has_pageable || bytes < LOOK_BYTES { AddressRanges::default() } else { AddressRanges::look() };
     let is_there = |address: u64, written: bool| {
         let pages = || PageRange::around(address as usize, bytes).is_some_and(PageRange::is_mapped);
         ranges.has(address, bytes as u64, written) && pages()
@@ -98,6 +197,10 @@ pub(crate) unsafe fn copy(to: u64, from: u64, bytes: usize, is_pageable: [bool; 
         // SAFETY: guaranteed by the caller. Private memory exists until the execution has completed, as its caller guarantees.
         unsafe { copy_in_process(to, from, bytes) };
         return Ok(());
+    }
+    // SAFETY: guaranteed by the caller.
+    if from_is_pageable && let Some(read) = unsafe { ranges.read_mapped(to, from, bytes) } {
+        return read;
     }
     // SAFETY: guaranteed by the caller.
     unsafe { copy_by_system(to, from, bytes, from_is_pageable) }
@@ -182,7 +285,7 @@ mod tests {
             b"1000-2000 r--p 00000000 08:01 77 /usr/lib/x.so\n2000-3000 rw-p 00000000 00:00 0\n3000-5000 rw-p 00000000 00:00 0 [heap]\n\
             5000-6000 ---p 00000000 00:00 0\n6000-7000 r--p 00000000 00:00 0\n7000-8000 rw-s 00000000 00:01 9 /dev/shm/y (deleted)\n\
             8000-9000 r--p 00000000 00:00 0 [vvar]\n";
-        let private = PrivateRanges::parse(text);
+        let private = AddressRanges::parse(text);
         let has = |address, bytes, written| private.has(address, bytes, written);
         assert!(has(0x2000, 0x3000, true) && has(0x4fff, 1, true) && has(0x6000, 0x1000, false));
         for (address, bytes, written) in [(0x1800, 8, false), (0x4fff, 2, false), (0x5000, 8, false), (0x6000, 8, true), (0x7000, 8, false)]
@@ -190,8 +293,29 @@ mod tests {
             assert!(!has(address, bytes, written), "{address:#x}");
         }
         assert!(!has(0x8000, 8, false) && !has(0x2fff, 0x3000, true) && !has(u64::MAX, 2, false) && !has(0, 8, false));
+        assert!(private.files.is_empty(), "all of these mappings are small");
         let own = vec![1_u8; 100_000];
-        assert!(PrivateRanges::look().has(own.as_ptr().expose_provenance() as u64, 100_000, true));
+        assert!(AddressRanges::look().has(own.as_ptr().expose_provenance() as u64, 100_000, true));
+    }
+
+    #[test]
+    fn large_mappings_of_files_are_those_that_no_other_mapping_can_make_differ_from_their_file() {
+        let text = b"10000000-10400000 r--s 00200000 fe:01 77 /data/a model.bin\n20000000-20400000 rw-p 00000000 00:2a 78 /data/b\n\
+            30000000-30400000 rw-s 00000000 fe:01 79 /data/c\n40000000-40400000 r-xp 00000000 fe:01 80 /data/d.so\n\
+            50000000-503ff000 r--s 00000000 fe:01 81 /data/small\n60000000-60400000 -w-s 00000000 fe:01 82 /data/e\n";
+        let found: Vec<_> = AddressRanges::parse(text)
+            .files
+            .into_iter()
+            .map(|file| (file.addresses, file.offset, file.path, file.identity, file.is_private))
+            .collect();
+        let of = |major, minor| libc::makedev(major, minor);
+        assert_eq!(
+            found,
+            [
+                (0x1000_0000..0x1040_0000, 0x20_0000, PathBuf::from("/data/a model.bin"), (of(0xfe, 1), 77), false),
+                (0x2000_0000..0x2040_0000, 0, PathBuf::from("/data/b"), (of(0, 0x2a), 78), true),
+            ]
+        );
     }
 
     #[test]

@@ -71,6 +71,7 @@ impl From<Error> for Failure {
             Error::ReadOnly { .. } => (MP_ERROR_INVALID_POINTER, Some(c"transfers")),
             Error::NotRegistrable { .. }
             | Error::NotRegistered(_)
+            | Error::NotMapped(_)
             | Error::NotShareable { .. }
             | Error::OutOfMemoryRange { .. }
             | Error::NotImported(_) => (MP_ERROR_INVALID_POINTER, Some(c"pointer")),

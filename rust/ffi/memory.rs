@@ -5,9 +5,10 @@ use super::context::find;
 use super::guard::{Failure, guard};
 use super::stream::stream_of;
 use super::types::*;
-use mpgpu_contexts::{Context, Error};
+use mpgpu_contexts::{Caching, Context, Error};
 use mpgpu_core::topology::DeviceId;
 use std::ffi::c_void;
+use std::os::fd::BorrowedFd;
 
 /// Allocates `bytes` bytes on `device`. The memory is aligned to at least 256 bytes, and its contents are undefined.
 ///
@@ -155,5 +156,72 @@ pub unsafe extern "C" fn mp_memory_unregister(context: mp_context_t, pointer: *m
             return Ok(());
         }
         context.unregister_memory(pointer.addr() as u64).map_err(Failure::blame(c"pointer"))
+    })
+}
+
+/// Maps a regular file read-only. Copies whose source is in the mapping read the file itself, by several threads, and
+/// need no page tables. `*data` is the address of the first byte of the file, and `*bytes` its size. Any part of the
+/// mapping can be the source of transfers.
+///
+/// `descriptor` must be open for reading. It is duplicated, so the caller may close it.
+///
+/// If `bypass_cache` is 1, bytes that the page cache of the system does not contain are read by direct I/O, and the
+/// page cache is left as it is. File systems without direct I/O are read through the page cache, with a warning in the
+/// log. If `bypass_cache` is 0, bytes are read through the page cache, as by `read`.
+///
+/// The context owns the mapping until `mp_file_unmap`. Destroying the context also removes it. If the file becomes
+/// shorter or cannot be read, the execution that needs its bytes fails with `MP_ERROR_DRIVER`. If the file is written
+/// during an execution, the destination contains old or new bytes. Reading missing bytes of the mapping from the program
+/// raises `SIGBUS`, as with any mapped file. May be called from any thread, but not from a host function.
+///
+/// Errors:
+/// - `MP_ERROR_INVALID_ARGUMENT` if `bypass_cache` is neither 0 nor 1, or if `data` or `bytes` is NULL.
+/// - `MP_ERROR_NOT_SUPPORTED` if the file is empty, is not a regular file, is not open for reading, or is on a file
+///   system that cannot map files.
+/// - `MP_ERROR_DRIVER` if the descriptor is invalid or the system cannot map the file.
+/// - `MP_ERROR_INVALID_HANDLE`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_file_map(
+    context: mp_context_t,
+    descriptor: i32,
+    bypass_cache: i32,
+    data: *mut *const c_void,
+    bytes: *mut u64,
+) -> mp_status_t {
+    guard(|| {
+        let (data, bytes) = (Out::new(data, c"data")?, Out::new(bytes, c"bytes")?);
+        let context = find(context)?;
+        let caching = match bypass_cache {
+            0 => Caching::Keep,
+            1 => Caching::Bypass,
+            other => return Err(Failure::invalid(c"bypass_cache", format!("bypass_cache={other}: must be 0 or 1"))),
+        };
+        if descriptor < 0 {
+            return Err(Failure::invalid(c"descriptor", format!("descriptor={descriptor}: must be an open file descriptor")));
+        }
+        // SAFETY: the descriptor is only duplicated. If it is not open, the system reports an error.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        let (address, size) = context.map_file(descriptor, caching).map_err(Failure::blame(c"descriptor"))?;
+        data.write(std::ptr::with_exposed_provenance(address as usize));
+        bytes.write(size);
+        Ok(())
+    })
+}
+
+/// Removes a mapping of `mp_file_map`. NULL does nothing.
+///
+/// Blocks until all work that the context has enqueued so far has finished. Plans whose source is in the mapping fail if
+/// they are executed afterwards. No other thread may enqueue work that uses the mapping during the call. May be called
+/// from any thread, but not from a host function.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if this context has mapped no file at `data`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_file_unmap(context: mp_context_t, data: *const c_void) -> mp_status_t {
+    guard(|| {
+        let context = find(context)?;
+        if data.is_null() {
+            return Ok(());
+        }
+        context.unmap_file(data.addr() as u64).map_err(Failure::blame(c"data"))
     })
 }

@@ -62,6 +62,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     let ipc = [0_u8; 64];
     let (mut shared, mut uuid) = (mp_memory_handle_t { bytes: [0; 128] }, [0_u8; 16]);
     let mut counted = 77_u64;
+    let (mut mapped, mut size) = (poison::<c_void>().cast_const(), 77_u64);
     let (mut ranks, mut out_node, mut none) = (null_mut(), poison(), null_mut());
     let (bad_agent, defaults, mut trigger) = (partition_options(3), partition_options(0), trigger());
     unsafe extern "C" fn no_producer(_: *mut c_void, _: *const mp_trigger_t, _: usize, _: mp_stream_t) -> i32 {
@@ -262,6 +263,13 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_memory_register", mp_memory_register(c, memory.cast(), 8, -1), "huge_pages", ARGUMENT),
             ("mp_memory_unregister", mp_memory_unregister(null_mut(), null_mut()), "context", HANDLE),
             ("mp_memory_unregister", mp_memory_unregister(c, poison()), "pointer", mp_status_t::MP_ERROR_INVALID_POINTER),
+            ("mp_file_map", mp_file_map(null_mut(), 0, 0, &mut mapped, &mut size), "context", HANDLE),
+            ("mp_file_map", mp_file_map(c, 0, 0, null_mut(), &mut size), "data", ARGUMENT),
+            ("mp_file_map", mp_file_map(c, 0, 0, &mut mapped, null_mut()), "bytes", ARGUMENT),
+            ("mp_file_map", mp_file_map(c, 0, 2, &mut mapped, &mut size), "bypass_cache", ARGUMENT),
+            ("mp_file_map", mp_file_map(c, -1, 0, &mut mapped, &mut size), "descriptor", ARGUMENT),
+            ("mp_file_unmap", mp_file_unmap(null_mut(), null_mut()), "context", HANDLE),
+            ("mp_file_unmap", mp_file_unmap(c, poison()), "data", mp_status_t::MP_ERROR_INVALID_POINTER),
             ("mp_stream_wait_signals", mp_stream_wait_signals(null_mut(), null_mut(), null(), 0), "context", HANDLE),
             ("mp_stream_wait_signals", mp_stream_wait_signals(c, poison(), null(), 0), "stream", HANDLE),
             ("mp_stream_wait_signals", mp_stream_wait_signals(c, null_mut(), null(), 1), "signals", ARGUMENT),

@@ -16,6 +16,7 @@ use mpgpu::abi::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_void};
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::ptr::{null, null_mut};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -1034,6 +1035,17 @@ impl Fuzzer<'_> {
         let has_registered = call!(self, mp_memory_register(context, own, size, huge));
         assert!(!has_registered || size > 0 && (0..2).contains(&huge), "{size} bytes, huge_pages={huge}");
         call!(self, mp_memory_unregister(context, if has_registered { own } else { pointer(address) }));
+        // The program that runs is a file that cannot change meanwhile.
+        let program = std::fs::File::open("/proc/self/exe").expect("this program");
+        let descriptor = if self.one_in(3) { -(self.below(3) as i32) - 1 } else { program.as_raw_fd() };
+        let (mut file, mut bytes, bypass) = (poison::<c_void>().cast_const(), 77, self.below(4) as i32 - 1);
+        if call!(self, mp_file_map(context, descriptor, bypass, &mut file, &mut bytes)) {
+            assert!((0..2).contains(&bypass) && descriptor >= 0 && bytes == program.metadata().expect("a file").len());
+            call!(self, mp_file_unmap(context, file));
+        } else {
+            assert_eq!((file.addr(), bytes), (poison::<c_void>().addr(), 77), "an output was written");
+        }
+        call!(self, mp_file_unmap(context, pointer(address)));
         let (kind, participants, root) = (self.below(7) as i32 - 1, self.below(6) as u32, self.below(6) as u32);
         let sizes: Vec<u64> = (0..25).map(|_| if self.one_in(9) { u64::MAX } else { self.below(4) }).collect();
         let mut pieces = [mp_piece_t { from: 77, to: 77, send_offset: 77, receive_offset: 77, bytes: 77 }; 26];

@@ -27,6 +27,7 @@ fn inherited(mut made: Made) -> i32 {
         |status: mp_status_t| status == MP_ERROR_INVALID_HANDLE && last_error().contains("child of fork") && last_error().contains("exec");
     let (mut pointer, mut request, mut done, mut statistics) = (null_mut(), made.request, 0, statistics());
     let mut handle = mp_memory_handle_t { bytes: [0; 128] };
+    let (mut file, mut bytes) = (null(), 0);
     let wanted = mp_signal_t { counter: made.memory.cast(), value: 1 };
     // SAFETY: all outputs are valid for the calls. The other arguments are under test.
     let steps: Vec<bool> = unsafe {
@@ -43,6 +44,8 @@ fn inherited(mut made: Made) -> i32 {
             refused(mp_memory_close(made.context, made.memory.cast())),
             refused(mp_memory_register(made.context, made.memory.cast(), 8, 0)),
             refused(mp_memory_unregister(made.context, made.memory.cast())),
+            refused(mp_file_map(made.context, 0, 0, &mut file, &mut bytes)),
+            refused(mp_file_unmap(made.context, made.memory.cast())),
             refused(mp_stream_raise_signals(made.context, made.stream, &wanted, 1)),
             refused(mp_signal_synchronize(made.context, wanted.counter, 1, 0.0)),
             refused(mp_stream_synchronize(made.context, made.stream)),

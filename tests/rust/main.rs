@@ -14,6 +14,7 @@ mod common;
 mod config;
 mod doctor;
 mod environment;
+mod files;
 mod forked;
 mod fortran;
 mod free_async;

@@ -76,13 +76,13 @@ struct freed_in {
     }
 };
 
-/// Function object that closes a mapping of another process's memory or removes a registration. It contains the
-/// properties of that memory.
+/// Function object that closes a mapping of another process's memory or of a file, or removes a registration. It
+/// contains the properties of that memory.
 template <auto Release> struct released_in {
     mp_context_t context = nullptr;
     std::size_t size = 0;
     std::int32_t device = 0;
-    void operator()(void *memory) const noexcept { static_cast<void>(Release(context, memory)); }
+    template <class T> void operator()(T memory) const noexcept { static_cast<void>(Release(context, memory)); }
 };
 
 } // namespace mpgpu::detail

@@ -480,6 +480,23 @@ module mpgpu_c
             integer(c_int) :: outcome
         end function mp_memory_unregister
 
+        function mp_file_map(context, descriptor, bypass_cache, data, bytes) bind(c, name="mp_file_map") result(outcome)
+            import
+            type(c_ptr), value :: context
+            integer(c_int32_t), value :: descriptor
+            integer(c_int32_t), value :: bypass_cache
+            type(c_ptr), intent(in), optional :: data
+            integer(c_int64_t), intent(inout), optional :: bytes
+            integer(c_int) :: outcome
+        end function mp_file_map
+
+        function mp_file_unmap(context, data) bind(c, name="mp_file_unmap") result(outcome)
+            import
+            type(c_ptr), value :: context
+            type(c_ptr), value :: data
+            integer(c_int) :: outcome
+        end function mp_file_unmap
+
         function mp_stream_create(context, device, stream) bind(c, name="mp_stream_create") result(outcome)
             import
             type(c_ptr), value :: context

@@ -19,7 +19,7 @@ use super::turns::own_number;
 use super::verify::Verdict;
 use crate::backend::host_memory::NearMemory;
 use crate::backend::{BackendError, Endpoints, Execution, PlanState, address};
-use crate::guarded::{PrivateRanges, copy_by_system, copy_in_process};
+use crate::guarded::{AddressRanges, Fault, copy_by_system, copy_in_process, read_file};
 use crate::plan::{Mechanism, OpId, Place, Program, RingId};
 use smallvec::SmallVec;
 use std::ffi::c_void;
@@ -166,10 +166,10 @@ pub(super) struct Job {
     has_failed: AtomicBool,
     /// True if submitting the execution failed halfway. Its streams may then never set a word for which a thread waits.
     is_cancelled: AtomicBool,
-    /// Address ranges of the process's private memory, which threads copy without a system call. The first thread that needs the ranges
-    /// reads them, which takes a millisecond or more. Meanwhile, other threads copy by system calls. If the job copies few bytes, the
-    /// ranges are not read.
-    private: OnceLock<PrivateRanges>,
+    /// Address ranges of the process that threads copy without `process_vm_readv` and `process_vm_writev`. The first thread that needs the
+    /// ranges reads them, which takes a millisecond or more. Meanwhile, other threads copy by these system calls. If the job copies few
+    /// bytes, the ranges are not read.
+    ranges: OnceLock<AddressRanges>,
     is_looked_for: AtomicBool,
     pub verdict: Arc<Verdict>,
 }
@@ -237,25 +237,38 @@ impl Job {
         for copy in &self.divided.whole.ops[op as usize].copies {
             let (to, from, bytes) = (self.address(copy.to), self.address(copy.from), copy.bytes as usize);
             let reads = matches!(copy.to, Place::Slot { .. });
-            if !is_little && !self.is_looked_for.swap(true, Ordering::Relaxed) {
-                // No other thread sets this value, so the call cannot fail.
-                let _ = self.private.set(PrivateRanges::look());
-            }
-            let ordinary = if reads { from } else { to };
-            if self.private.get().is_some_and(|ranges| ranges.has(ordinary, copy.bytes, !reads)) {
-                // SAFETY: The order of the program gives the slot to this copy alone, and the slot is memory of the library. The caller
-                // keeps private memory allocated until the execution has completed.
-                unsafe { copy_in_process(to, from, bytes) };
-                continue;
-            }
-            // SAFETY: The order of the program gives the slot to this copy alone, and the slot is memory of the library.
-            unsafe { copy_by_system(to, from, bytes, reads) }.map_err(|fault| {
+            let failed = |fault: Fault| {
                 let transfer = match (copy.from, copy.to) {
                     (Place::Source { transfer, .. }, _) | (_, Place::Destination { transfer, .. }) => transfer,
                     _ => 0,
                 };
                 fault.error(transfer)
-            })?;
+            };
+            // SAFETY: The order of the program gives the slot to this copy alone, and the slot is memory of the library.
+            if reads && let Some(read) = unsafe { read_file(to, from, bytes) } {
+                read.map_err(failed)?;
+                continue;
+            }
+            if !is_little && !self.is_looked_for.swap(true, Ordering::Relaxed) {
+                // No other thread sets this value, so the call cannot fail.
+                let _ = self.ranges.set(AddressRanges::look());
+            }
+            let unknown = AddressRanges::default();
+            let ranges = self.ranges.get().unwrap_or(&unknown);
+            let ordinary = if reads { from } else { to };
+            if ranges.has(ordinary, copy.bytes, !reads) {
+                // SAFETY: The order of the program gives the slot to this copy alone, and the slot is memory of the library. The caller
+                // keeps private memory allocated until the execution has completed.
+                unsafe { copy_in_process(to, from, bytes) };
+                continue;
+            }
+            // SAFETY: as above.
+            if reads && let Some(read) = unsafe { ranges.read_mapped(to, from, bytes) } {
+                read.map_err(failed)?;
+                continue;
+            }
+            // SAFETY: as above.
+            unsafe { copy_by_system(to, from, bytes, reads) }.map_err(failed)?;
         }
         Ok(())
     }
@@ -389,7 +402,7 @@ impl Workers {
             left: AtomicUsize::new(divided.copies().count()),
             has_failed: AtomicBool::new(false),
             is_cancelled: AtomicBool::new(false),
-            private: OnceLock::new(),
+            ranges: OnceLock::new(),
             is_looked_for: AtomicBool::new(false),
             verdict: Arc::default(),
         }))

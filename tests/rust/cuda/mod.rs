@@ -6,6 +6,7 @@ pub mod double;
 mod captures;
 mod copy_threads;
 mod failing;
+mod files;
 mod foreign;
 mod host_functions;
 mod lanes;
