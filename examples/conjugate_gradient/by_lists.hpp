@@ -7,6 +7,7 @@
 
 #include <mpgpu/halo_indexed.hpp>
 
+#include <cstddef>
 #include <vector>
 
 /// Exchange of ghost entries by index lists.

@@ -5,8 +5,11 @@
 #include "device_code.hpp"
 #include "part.hpp"
 
+#include <mpgpu/mpi.hpp>
+
 #include <mpi.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -15,7 +18,7 @@
 class by_mpi {
   public:
     by_mpi(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const part &own, const device_code &code)
-        : code_(code), neighbours_(own.neighbours), ranks_(node.everyone()) {
+        : code_(code), neighbours_(own.neighbours) {
         const mpgpu::stream stream(ctx, node.device());
         for (const neighbour &n : neighbours_) {
             lists_.emplace_back(ctx, node.device(), n.send.size());
@@ -33,8 +36,9 @@ class by_mpi {
         stream.synchronize(); // MPI is not ordered by streams
         for (std::size_t i = 0; i < neighbours_.size(); ++i) {
             const neighbour &n = neighbours_[i];
-            MPI_Irecv(x.data() + n.first_ghost, n.ghosts, MPI_DOUBLE, n.rank, 0, ranks_, &requests_.emplace_back());
-            MPI_Isend(packed_[i].data(), count(i), MPI_DOUBLE, n.rank, 0, ranks_, &requests_.emplace_back());
+            MPI_Irecv(x.data() + n.first_ghost, n.ghosts, MPI_DOUBLE, n.rank, 0, MPI_COMM_WORLD,
+                      &requests_.emplace_back());
+            MPI_Isend(packed_[i].data(), count(i), MPI_DOUBLE, n.rank, 0, MPI_COMM_WORLD, &requests_.emplace_back());
         }
     }
     void finish(const mpgpu::stream & /*stream*/) {
@@ -48,7 +52,6 @@ class by_mpi {
 
     const device_code &code_;
     std::vector<neighbour> neighbours_;
-    MPI_Comm ranks_;
     std::vector<mpgpu::buffer<std::int32_t>> lists_;
     std::vector<mpgpu::buffer<double>> packed_;
     std::vector<MPI_Request> requests_;
