@@ -93,8 +93,7 @@ mesh make_mesh(std::int32_t cells) {
             });
         }
     });
-    // So far, an element contains the indices of its vertices in the grid. Vertices that no element has are in the
-    // hole.
+    // The elements still contain indices of the grid. Vertices that no element contains are in the hole.
     std::vector<std::int32_t> number(static_cast<std::size_t>(points) * points * points, unused);
     for (const auto &element : m.elements) {
         std::for_each(element.begin(), element.end(), [&](std::int32_t v) { number[static_cast<std::size_t>(v)] = 0; });
