@@ -37,6 +37,7 @@
 
 #include <mpgpu/buffer.hpp>
 #include <mpgpu/collective.hpp>
+#include <mpgpu/container.hpp>
 #include <mpgpu/context.hpp>
 #include <mpgpu/device.hpp>
 #include <mpgpu/error.hpp>

@@ -19,8 +19,8 @@ namespace mpgpu {
 using transfer = mp_transfer_t;
 
 /// Returns the transfer that copies all elements of `src` to `dst`. Each of the two is a `buffer`, a
-/// `registered_memory`, an `imported_memory` or a `device_span`. They must have the same element type and the same
-/// number of elements.
+/// `registered_memory`, an `imported_memory` or a `device_span`. `span_of` returns a `device_span` for a container.
+/// They must have the same element type and the same number of elements.
 ///
 /// Throws `argument_error` if the numbers differ; `last_error()` does not return this error. If a `std::error_code` is
 /// passed instead, the returned transfer has 0 bytes.
@@ -29,7 +29,8 @@ template <class Dst, class Src> [[nodiscard]] transfer make_transfer(Dst &&dst, 
     static_assert(
         are_ends,
         "mpgpu: the source and destination of a transfer must be a buffer, an imported_memory or a device_span, which "
-        "know their device; for other memory use device_span<T>({pointer, size}, device::host())");
+        "know their device; for other memory use span_of(container, device::host()), or "
+        "device_span<T>({pointer, size}, device::host())");
     if constexpr (are_ends) {
         const auto to = detail::as_device_span(dst);
         const auto from = detail::as_device_span(src);
@@ -42,8 +43,10 @@ template <class Dst, class Src> [[nodiscard]] transfer make_transfer(Dst &&dst, 
             return {to.data(), to.location().id(), from.data(), from.location().id(), from.size_bytes()};
         }
         failed.report({status::invalid_argument, 0, "dst",
-                       "a transfer of " + std::to_string(from.size()) + " elements into a destination of " +
-                           std::to_string(to.size()) + ": take a subspan, so that both have the same size"});
+                       "a transfer of " + std::to_string(from.size()) + " elements (" +
+                           std::to_string(from.size_bytes()) + " bytes) into a destination of " +
+                           std::to_string(to.size()) + " (" + std::to_string(to.size_bytes()) +
+                           " bytes): take a subspan, so that both have the same size"});
     }
     return {};
 }

@@ -58,6 +58,8 @@ int use() {
     buffer<int> from(ctx, device::gpu(0), 1);
     buffer<int> to(ctx, device::gpu(1), 1);
     static_cast<void>(make_transfer(to, from));
+    int one[1] = {};
+    static_cast<void>(make_transfer(to, span_of(one, device::host())));
     // The test double exports nothing, so the function is not called.
     static_cast<void>(sizeof(export_memory(ctx, from)));
     return known && version() == MP_VERSION ? 0 : 1;
