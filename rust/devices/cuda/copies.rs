@@ -7,9 +7,10 @@ use super::lane::Lane;
 use super::parts::Core;
 use super::timing::Timing;
 use super::workers::StreamHand;
-use crate::backend::{BackendError, Execution, PlanState};
+use crate::backend::{BackendError, Execution, PlanState, files};
 use crate::bridge::Segment;
-use crate::plan::{Copy, Mechanism, Op};
+use crate::guarded;
+use crate::plan::{Copy, Mechanism, Op, Place};
 use cudarc::driver::sys;
 use smallvec::SmallVec;
 
@@ -81,9 +82,35 @@ impl Core {
             // The check takes little time compared with a copy of pageable memory, which occupies the calling thread for the duration of
             // the copy.
             self.check_freed(execution, state)?;
+            if files::mapped_at(src, bytes).is_some() {
+                return self.enqueue_from_file(copy, Segment { dst, src, bytes }, stream);
+            }
         }
         // SAFETY: The ranges are valid for the reasons given for the call above.
         unsafe { call!(driver, cuMemcpyAsync(dst, src, bytes as usize, handle(stream))) }
+    }
+
+    /// Copies from a mapped file: reads a part of the file into memory of this call, and enqueues a copy of that part. The driver reads
+    /// pageable memory before the call returns. It would access the mapping itself by loads, which kill the process if the file has become
+    /// shorter.
+    #[cold]
+    fn enqueue_from_file(&self, copy: &Copy, Segment { dst, src, bytes }: Segment, stream: usize) -> Result<(), BackendError> {
+        const PART: u64 = 2 << 20;
+        if self.gpus.driver.is_capturing(handle(stream))? {
+            let why = "a graph cannot read a mapped file; copy the file to memory first, or execute the plan outside the capture";
+            return Err(BackendError::NotSupported(why.into()));
+        }
+        let transfer = if let Place::Source { transfer, .. } = copy.from { transfer } else { 0 };
+        let mut part = vec![0_u8; bytes.min(PART) as usize];
+        let own = part.as_mut_ptr().expose_provenance() as u64;
+        for at in (0..bytes).step_by(PART as usize) {
+            let count = PART.min(bytes - at) as usize;
+            // SAFETY: the part is large enough and belongs to this call.
+            unsafe { guarded::copy(own, src + at, count, [false, true]) }.map_err(|fault| fault.error(transfer))?;
+            // SAFETY: The destination is valid for the reasons given in `enqueue_copy`.
+            unsafe { call!(self.gpus.driver, cuMemcpyAsync(dst + at, own, count, handle(stream))) }?;
+        }
+        Ok(())
     }
 
     /// True if the driver currently knows the memory of both the source and the destination of a copy.
@@ -151,6 +178,9 @@ impl Core {
     fn enqueue_batch(&self, execution: &Execution<'_>, op: &Op, lane: &Lane<'_>, capturing: bool) -> Result<bool, BackendError> {
         // The driver refuses batched copies in a default stream, and cannot capture them.
         let Some(batch) = self.gpus.driver.cuMemcpyBatchAsync.filter(|_| !capturing && lane.stream > 2) else { return Ok(false) };
+        if op.copies.iter().any(|copy| files::mapped_at(address(execution, copy.from), copy.bytes).is_some()) {
+            return Ok(false);
+        }
         let _current = lane.primary.enter()?;
         let mut dsts: SmallVec<[u64; 32]> = op.copies.iter().map(|copy| address(execution, copy.to)).collect();
         let mut srcs: SmallVec<[u64; 32]> = op.copies.iter().map(|copy| address(execution, copy.from)).collect();

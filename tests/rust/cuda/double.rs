@@ -1011,12 +1011,18 @@ unsafe extern "C" fn copy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stre
     if refused != 0 || node(|node| node.room.is_none() || node.is_captured(stream.addr())) {
         return refused;
     }
+    let is_done = Arc::new(AtomicBool::new(false));
+    let done = Arc::clone(&is_done);
     let work = move |node: &mut Node| {
         if copy_bytes(node, dst, src, bytes) != 0 {
             node.stuck.push("a copy failed");
         }
+        done.store(true, Ordering::Release);
     };
-    enqueue("cuMemcpyAsync", stream, Task::Work(Box::new(work)))
+    let code = enqueue("cuMemcpyAsync", stream, Task::Work(Box::new(work)));
+    // The driver has read pageable memory when the call returns.
+    let is_pageable = node(|node| node.memory.range(..=src).next_back().is_none_or(|(base, block)| src - base >= block.bytes as u64));
+    if code == 0 && is_pageable { block("cuMemcpyAsync", |_| is_done.load(Ordering::Acquire)) } else { code }
 }
 
 unsafe extern "C" fn copy_to_host(dst: *mut c_void, src: CUdeviceptr, bytes: usize, _: CUstream) -> Code {
