@@ -15,6 +15,7 @@ from ._collective import all_gather, all_to_all, broadcast, gather, scatter
 from ._context import Buffer, Context, DeviceStatistics, Registered, Statistics, default_context, devices, empty, host, probe, topo
 from ._entry import Arrival, Entries, SentEntry
 from ._library import HOST, version
+from ._mapped import MappedFile
 from ._message import ANY, Channel, Message, MessageInfo, Messenger, Receive
 from ._node import End, HalfTransfer, Node, NodePlan, NodeTransfer, receive_from, send_to
 from ._pieces import copy_blocks
@@ -54,6 +55,7 @@ __all__ = [
     "Entries",
     "Error",
     "HalfTransfer",
+    "MappedFile",
     "InternalError",
     "Message",
     "MessageInfo",

@@ -9,6 +9,8 @@
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <cstddef>
+#include <cstdio>
 #include <future>
 #include <memory>
 #include <numeric>
@@ -545,6 +547,42 @@ TEST_CASE("memory of the program's own is registered for as long as its owner li
     CHECK_FALSE(none);
     const mpgpu::registered_memory<int> again(ctx, cells, true);
     CHECK(again);
+}
+
+TEST_CASE("a mapped file is a source for as long as its owner lives") {
+    const mpgpu::context ctx = virtual_devices();
+    std::vector<int> numbers(50'000);
+    std::iota(numbers.begin(), numbers.end(), 5);
+    std::FILE *written = std::tmpfile();
+    REQUIRE(written != nullptr);
+    REQUIRE(std::fwrite(numbers.data(), sizeof(int), numbers.size(), written) == numbers.size());
+    REQUIRE(std::fflush(written) == 0);
+    mpgpu::buffer<int> on_gpu(ctx, device::gpu(1), 3000);
+    for (const bool bypass_cache : {false, true}) {
+        mpgpu::mapped_file first(ctx, fileno(written), bypass_cache);
+        CHECK(first.size() == numbers.size() * sizeof(int));
+        mpgpu::mapped_file second = std::move(first);
+        CHECK_FALSE(first); // NOLINT(bugprone-use-after-move): tests a moved-from mapping
+        CHECK(first.size() == 0);
+        const mpgpu::plan plan(ctx,
+                               {mpgpu::make_transfer(on_gpu, second.elements<int>(7 * sizeof(int), on_gpu.size()))});
+        plan.execute(mpgpu::stream_view::default_stream()).synchronize();
+        CHECK(std::equal(on_gpu.data(), on_gpu.data() + on_gpu.size(), numbers.begin() + 7));
+        const std::byte *data = second.data();
+        second = {};
+        CHECK(mp_file_unmap(ctx.get(), data) == MP_ERROR_INVALID_POINTER);
+    }
+    CHECK(std::fclose(written) == 0);
+    std::error_code ec;
+    const mpgpu::mapped_file none(ctx, -1, false, ec);
+    CHECK(ec == mpgpu::status::invalid_argument);
+    CHECK_FALSE(none);
+    CHECK(none.size() == 0);
+    std::array<int, 2> ends = {};
+    REQUIRE(pipe(ends.data()) == 0);
+    CHECK_THROWS_AS(mpgpu::mapped_file(ctx, ends[0]), mpgpu::not_supported);
+    close(ends[0]);
+    close(ends[1]);
 }
 
 TEST_CASE("named batches bring each participant its blocks, and what is there already is left alone") {

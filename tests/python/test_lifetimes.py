@@ -177,6 +177,47 @@ def test_what_is_pinned_or_not_the_cpus_is_not_registered():
     assert bytes(numpy.asarray(on_gpu)) == text
 
 
+def test_a_mapped_file_is_held_by_what_is_made_of_it(tmp_path):
+    path = tmp_path / "numbers"
+    numbers = numpy.arange(100_000, dtype=numpy.int32)
+    numbers.tofile(path)
+    on_gpu = mpgpu.empty(4000, device=0)
+    with path.open("rb") as opened:
+        for source in (path, str(path), os.fsencode(path), opened, opened.fileno()):
+            for cache in (True, False):
+                file = mpgpu.MappedFile(source, cache=cache)
+                assert len(file) == file.nbytes == numbers.nbytes
+                assert repr(file) == f"<mpgpu.MappedFile: {numbers.nbytes} bytes>"
+                part = file[400:4400]
+                gone = weakref.ref(file)
+                del file
+                mpgpu.copy(on_gpu, part)
+                assert gone() is None
+                assert (numpy.asarray(on_gpu).view(numpy.int32) == numbers[100:1100]).all()
+                assert part.readonly
+    with mpgpu.MappedFile(path) as file:
+        with pytest.raises(TypeError, match="must be a range of bytes"):
+            file[3]
+    assert repr(file).endswith("closed>")
+    file.close()
+    with pytest.raises(mpgpu.ArgumentError, match="the file is closed"):
+        file[:]
+
+
+def test_what_cannot_be_mapped_is_refused(tmp_path):
+    (tmp_path / "empty").touch()
+    with pytest.raises(mpgpu.NotSupported, match="the file is empty"):
+        mpgpu.MappedFile(tmp_path / "empty")
+    with pytest.raises(mpgpu.NotSupported, match="not a regular file"):
+        mpgpu.MappedFile("/dev/null")
+    with pytest.raises(FileNotFoundError):
+        mpgpu.MappedFile(tmp_path / "none")
+    with pytest.raises(mpgpu.ArgumentError, match="descriptor=-1"):
+        mpgpu.MappedFile(-1)
+    with pytest.raises(TypeError, match="file=7.5"):
+        mpgpu.MappedFile(7.5)
+
+
 def test_rows_hold_their_buffer():
     context = mpgpu.Context("host")
     rows = context.empty((10, 1000), device=0)[3:4]

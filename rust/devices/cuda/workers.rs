@@ -27,6 +27,7 @@ use std::ops::Range;
 use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
 
 /// Program (list of copy operations) that is divided into operations for streams and copies for threads.
 #[derive(Debug)]
@@ -171,6 +172,9 @@ pub(super) struct Job {
     /// bytes, the ranges are not read.
     ranges: OnceLock<AddressRanges>,
     is_looked_for: AtomicBool,
+    /// Time at which the first copy began, and the sum of the durations of all copies in nanoseconds. They are logged when the job ends.
+    begin: OnceLock<Instant>,
+    copying: AtomicU64,
     pub verdict: Arc<Verdict>,
 }
 
@@ -273,6 +277,24 @@ impl Job {
         Ok(())
     }
 
+    /// Logs how much of their time the threads have copied. In the remaining time they have waited: for free slots of the staging rings if
+    /// the links are the limit, or for other work of the stream.
+    fn log_times(&self) {
+        if self.divided.bytes < LITTLE_BYTES || !log::log_enabled!(log::Level::Debug) {
+            return;
+        }
+        let taken = self.begin.get().map_or(0.0, |begin| begin.elapsed().as_secs_f64());
+        let copying = self.copying.load(Ordering::Relaxed) as f64 * 1e-9 / self.divided.lanes.len() as f64;
+        log::debug!(
+            "copy threads: {:.0} MB in {:.2} ms, {:.1} GB/s; {} lists of copies, each copied for {:.0} % of this time and waited otherwise",
+            self.divided.bytes as f64 * 1e-6,
+            taken * 1e3,
+            self.divided.bytes as f64 * 1e-9 / taken,
+            self.divided.lanes.len(),
+            100.0 * copying / taken
+        );
+    }
+
     /// Returns the address in pageable memory that the first copy of an operation reads or writes.
     fn ordinary_end(&self, op: u32) -> u64 {
         let copy = self.divided.whole.ops[op as usize].copies.first();
@@ -349,15 +371,19 @@ impl PoolJob for Job {
             worker.near.go_to(self.ordinary_end(op));
             worker.last = self.value;
         }
+        let begin = Instant::now();
+        self.begin.get_or_init(|| begin);
         if !self.has_failed.load(Ordering::Acquire)
             && let Err(error) = self.copy(op)
         {
             self.verdict.note(error);
             self.has_failed.store(true, Ordering::Release);
         }
+        self.copying.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
         self.set(self.word(op));
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.set(self.end());
+            self.log_times();
         }
     }
 }
@@ -404,6 +430,8 @@ impl Workers {
             is_cancelled: AtomicBool::new(false),
             ranges: OnceLock::new(),
             is_looked_for: AtomicBool::new(false),
+            begin: OnceLock::new(),
+            copying: AtomicU64::new(0),
             verdict: Arc::default(),
         }))
     }
