@@ -32,6 +32,6 @@ function(mpgpu_check_header_version version)
     list(JOIN parts "." stated)
     if(NOT stated VERSION_EQUAL version)
         message(FATAL_ERROR "mpgpu.h states version ${stated}, Cargo.toml ${version}: "
-            "regenerate the header with UPDATE_HEADER=1 cargo test --test library header.")
+            "regenerate the header with UPDATE_HEADER=1 cargo build.")
     endif()
 endfunction()
