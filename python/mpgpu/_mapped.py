@@ -8,7 +8,7 @@ import os
 from typing import Any, BinaryIO
 
 from . import _library
-from ._context import Context, default_context
+from ._context import Context, _Freed, default_context
 from ._library import check, ffi, lib, whole
 from .errors import ArgumentError
 
@@ -51,7 +51,7 @@ class MappedFile(_library.Owner):
                 raise TypeError(f"file={file!r}: must be a path, or a file object or descriptor that is open for reading")
             check(lib.mp_file_map(self._context._handle, descriptor, int(not cache), data, size))
         self.nbytes: int = size[0]
-        self._data: Any = ffi.gc(ffi.cast("void *", data[0]), _Unmapped(self._context))
+        self._data: Any = ffi.gc(ffi.cast("void *", data[0]), _Freed(self._context, lib.mp_file_unmap))
         self._bytes: memoryview | None = memoryview(ffi.buffer(self._data, self.nbytes)).toreadonly()
 
     def __getitem__(self, part: slice) -> memoryview:
@@ -81,16 +81,3 @@ class MappedFile(_library.Owner):
 
     def __repr__(self) -> str:
         return f"<mpgpu.MappedFile: {self.nbytes} bytes{'' if self._data is not None else ', closed'}>"
-
-
-class _Unmapped:
-    """Callable that removes the mapping of a file. It is called when no object refers to the mapping any more."""
-
-    __slots__ = ("context",)
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
-
-    def __call__(self, data: Any) -> None:
-        # In a child of fork the call fails, because the mapping belongs to the context of the parent process.
-        lib.mp_file_unmap(self.context._handle, data)
