@@ -19,10 +19,10 @@ class MappedFile(_library.Owner):
         with mpgpu.MappedFile("restart.bin") as file:
             mpgpu.copy(on_gpu, file[4096 : 4096 + on_gpu.nbytes])
 
-    ``file[begin:end]`` is a read-only memoryview of these bytes. The file stays mapped until :meth:`close`, the end of the ``with`` block, or
-    the release of this object and of all its memoryviews. In these cases, the call blocks until all work that is enqueued in the context has
-    finished. If the file becomes shorter, copies that need the missing bytes fail, and the CPU cannot read these bytes of a memoryview: the
-    system ends the process (SIGBUS).
+    ``file[begin:end]`` is a read-only memoryview of these bytes. The file stays mapped until :meth:`close`, the end of the ``with`` block,
+    or the release of this object and of all its memoryviews. In these cases, the call blocks until all work that is enqueued in the
+    context has finished. If the file becomes shorter, copies that need the missing bytes fail, and the CPU cannot read these bytes of a
+    memoryview: the system ends the process (SIGBUS).
 
     Args:
         file: path of a regular file, or a file object or descriptor that is open for reading. The descriptor is duplicated.
@@ -36,7 +36,9 @@ class MappedFile(_library.Owner):
 
     __slots__ = ("__weakref__", "_bytes", "_context", "_data", "nbytes")
 
-    def __init__(self, file: str | bytes | os.PathLike[str] | BinaryIO | int, *, cache: bool = True, context: Context | None = None) -> None:
+    def __init__(
+        self, file: str | bytes | os.PathLike[str] | BinaryIO | int, *, cache: bool = True, context: Context | None = None
+    ) -> None:
         self._context = context if context is not None else default_context()
         data, size = ffi.new("const void **"), ffi.new("uint64_t *")
         with contextlib.ExitStack() as opened:
@@ -65,8 +67,8 @@ class MappedFile(_library.Owner):
         return self.nbytes
 
     def close(self) -> None:
-        """Removes the mapping. Blocks until all work that is enqueued in the context has finished. Memoryviews of the file must no longer be
-        used. A second call does nothing.
+        """Removes the mapping. Blocks until all work that is enqueued in the context has finished. Memoryviews of the file must no longer
+        be used. A second call does nothing.
         """
         data, self._data, self._bytes = self._data, None, None
         if data is not None:
