@@ -11,6 +11,7 @@
 //! | `active` | estimate of which streams are copying now |
 //! | `callbacks` | calls of the caller's functions when work has finished |
 //! | `holdings` | memory, streams and events that the caller holds |
+//! | `claims` | GPUs that groups of processes have assigned to this process |
 //! | `files` | mapped files |
 //! | `registered` | host memory of the program that is registered (pinned) |
 //! | `peer_memory` | memory exported to other processes, and memory imported from them |
@@ -42,6 +43,7 @@ pub mod batch;
 pub mod cache;
 mod callbacks;
 pub mod choosing;
+mod claims;
 pub mod config;
 mod deferred;
 mod describe;
@@ -74,6 +76,7 @@ pub use batch::Transfer;
 pub use cache::CacheStatistics;
 pub use callbacks::Callback;
 pub use choosing::Measured;
+pub use claims::GpuClaim;
 pub use config::{BackendChoice, Config, MOST_THREADS, NO_TUNING, PlanOptions, Verify};
 pub use error::{End, Error};
 pub use execute::{Plan, Trace};

@@ -5,6 +5,7 @@ use super::batch::{self, Batch, Located, Transfer};
 use super::cache::{Cache, CacheStatistics, Request, ShapeRequest};
 use super::callbacks::CallbackQueue;
 use super::choosing::SharedChoice;
+use super::claims::Claims;
 use super::config::{BackendChoice, Config, NO_TUNING, PlanOptions};
 use super::deferred::Deferred;
 use super::error::Error;
@@ -134,6 +135,7 @@ impl Context {
             holdings: Holdings::default(),
             deferred: Deferred::default(),
             registrations: Registrations::default(),
+            claims: Claims::default(),
             files: Files::default(),
             sharing: PeerMemory::default(),
             ends_first: Mutex::new(Some(Vec::new())),

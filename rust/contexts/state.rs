@@ -2,6 +2,7 @@
 
 use super::active::ActiveStreams;
 use super::callbacks::{Awaited, CallbackQueue};
+use super::claims::Claims;
 use super::config::Config;
 use super::deferred::Deferred;
 use super::error::Error;
@@ -54,6 +55,7 @@ pub struct ContextState {
     pub(super) holdings: Holdings,
     pub(super) deferred: Deferred,
     pub(super) registrations: Registrations,
+    pub(super) claims: Claims,
     pub(super) files: Files,
     pub(super) sharing: PeerMemory,
     /// Objects that must end before the context closes. `None` once the context has begun to close.

@@ -52,6 +52,11 @@ impl Allgather for AllgatherCallback {
 /// sees only one GPU (`CUDA_VISIBLE_DEVICES`). NULL `options` selects all defaults. The caller owns `*node` and
 /// destroys it with `mp_node_destroy`.
 ///
+/// GPUs that several ranks see are distributed among them, unless `options->devices` names GPUs. While a node of the
+/// context exists, later nodes of the context distribute only the GPUs that the oldest node has assigned to their
+/// ranks. If you use nodes of some of the ranks, for example of parts of a communicator, create the node of all ranks
+/// first and keep it. Two nodes then never use one GPU for different ranks.
+///
 /// `allgather` gathers data from all ranks on all ranks, like `MPI_Allgather` (see `mp_allgather_t`). The library calls
 /// `allgather` with `user`, on the calling thread, during collective calls of this library. The function must remain
 /// usable as long as the node exists, and must not make a collective call of this library on the same node. `allgather`

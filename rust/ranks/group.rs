@@ -5,7 +5,7 @@ use super::order::StepOrder;
 use super::rendezvous::Rendezvous;
 use super::sight::{Uuid, device_of, topology_of};
 use crate::backend::SignalWait;
-use crate::contexts::{Context, Error};
+use crate::contexts::{Context, Error, GpuClaim};
 use crate::ipc::{Departure, ProcessIdentity};
 use crate::topology::{self, DeviceId, Machine};
 use serde::{Deserialize, Serialize};
@@ -32,6 +32,8 @@ pub struct NodeGroup {
     /// Machine that contains all GPUs of the node. Its GPUs are numbered as in [`NodeGroup::gpus`].
     pub(super) machine: Arc<Machine>,
     pub(super) gpus: Vec<NodeGpu>,
+    /// This rank's GPUs, which later groups of the context also use for this process.
+    _claim: Arc<GpuClaim>,
     /// Number of plans that were created on this group so far. Plans are numbered from 1.
     pub(super) plans: AtomicU64,
     pub(super) order: StepOrder,
@@ -66,7 +68,8 @@ pub fn meet_at(path: &Path, rank: u32, ranks: u32) -> Result<Box<dyn Allgather>,
 
 impl NodeGroup {
     /// Creates the group of the `ranks` ranks of a node. The calling process is rank `rank` and uses the GPUs in `gpus`. If `gpus` is
-    /// empty, all GPUs visible to this rank are distributed among the ranks. All ranks call this function together.
+    /// empty, all GPUs visible to this rank are distributed among the ranks. If another group of the context exists, only the GPUs that the
+    /// oldest one has assigned to this process are distributed. All ranks call this function together.
     pub fn new(context: &Arc<Context>, rank: u32, ranks: u32, gather: Box<dyn Allgather>, gpus: &[DeviceId]) -> Result<NodeGroup, Error> {
         let mut exchange = Exchange::new(rank, ranks, gather)?;
         let mut call = exchange.call(Collective::CREATE)?;
@@ -94,12 +97,14 @@ impl NodeGroup {
             return Err(Error::Option { name: "topology", value: machine.topology().name.clone(), reason });
         }
         drop(call);
+        let own = gpus.iter().filter(|gpu| gpu.owner == rank).filter_map(|gpu| gpu.here).collect();
         exchange.node = hellos[0].drawn ^ (u64::from(hellos[0].process) << 32 | u64::from(hellos[0].nodes));
         Ok(NodeGroup {
             context: context.clone(),
             exchange,
             machine: Arc::new(machine),
             gpus,
+            _claim: context.state().claim_gpus(own),
             plans: AtomicU64::new(0),
             order: StepOrder::default(),
         })
@@ -215,7 +220,13 @@ impl Hello {
         static NODES: AtomicU32 = AtomicU32::new(0);
         let _open = context.state().enter()?;
         let identity = ProcessIdentity::here([0; 16])?;
-        let all: Vec<DeviceId> = (0..context.machine().gpu_count()).map(DeviceId::gpu).collect();
+        let mut offered = gpus.to_vec();
+        if offered.is_empty() {
+            offered = context.state().claimed_gpus();
+        }
+        if offered.is_empty() {
+            offered = (0..context.machine().gpu_count()).map(DeviceId::gpu).collect();
+        }
         let uuid = |gpu: &DeviceId| {
             if gpu.is_host() {
                 return Err(Error::NodeArgument { argument: c"devices", reason: format!("{} is not a GPU", gpu.in_words()) });
@@ -231,7 +242,7 @@ impl Hello {
             process: identity.process,
             drawn: *DRAWN,
             hosts: context.machine().host_count(),
-            gpus: if gpus.is_empty() { all.iter() } else { gpus.iter() }.map(uuid).collect::<Result<_, _>>()?,
+            gpus: offered.iter().map(uuid).collect::<Result<_, _>>()?,
             nodes: NODES.fetch_add(1, Ordering::Relaxed),
         })
     }

@@ -659,6 +659,36 @@ fn ranks_that_all_see_all_gpus_work_for_one_each() {
 }
 
 #[test]
+fn nodes_of_some_ranks_use_the_gpus_that_the_node_of_all_ranks_has_assigned_to_them() {
+    // The ranks of each half in this order.
+    let halves = [[1_u32, 0], [2, 3]];
+    let meetings = halves.map(|half| Meeting::new(half.len()));
+    let after = Meeting::new(4);
+    as_ranks(4, |rank, seat| {
+        let context = context("beluga", None);
+        let own = |node: &NodeGroup| node.own_devices().collect::<Vec<_>>();
+        let all = NodeGroup::new(&context, rank, 4, seat, &[]).expect("a node");
+        assert_eq!(own(&all), [DeviceId::gpu(rank)]);
+        let (half, place) = (rank as usize / 2, halves[rank as usize / 2].iter().position(|member| *member == rank).expect("a member"));
+        let join = |gpus: &[DeviceId]| {
+            let seat = Box::new(Seat(meetings[half].clone(), place));
+            NodeGroup::new(&context, place as u32, 2, seat, gpus).expect("a node")
+        };
+        let part = join(&[]);
+        assert_eq!(own(&part), [DeviceId::gpu(rank)], "not the GPUs of the other half");
+        assert_eq!(format!("{part:?}").matches("owner: ").count(), 2);
+        // Named GPUs are used in any case.
+        assert_eq!(own(&join(&[DeviceId::gpu(rank ^ 2)])), [DeviceId::gpu(rank ^ 2)]);
+        drop(all);
+        assert_eq!(own(&join(&[])), [DeviceId::gpu(rank)], "the oldest group that exists is the half");
+        drop(part);
+        // No group exists any more, so all visible GPUs are distributed again.
+        let again = NodeGroup::new(&context, 3 - rank, 4, Box::new(Seat(after.clone(), 3 - rank as usize)), &[]).expect("a node");
+        assert_eq!(own(&again), [DeviceId::gpu(3 - rank)]);
+    });
+}
+
+#[test]
 fn a_rank_without_a_gpu_is_told_so_when_it_asks_for_one() {
     let asked = as_ranks(6, |rank, seat| {
         let node = NodeGroup::new(&context("beluga", None), rank, 6, seat, &[]).expect("a node");
