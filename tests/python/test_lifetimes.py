@@ -328,7 +328,7 @@ print("end")
 
 
 # Modules that import torch.
-OF_TORCH = {"mpgpu.torch", "mpgpu._load", "mpgpu._torch_devices", "mpgpu._trees"}
+OF_TORCH = {"mpgpu.torch", "mpgpu._fill", "mpgpu._load", "mpgpu._save", "mpgpu._torch_devices", "mpgpu._trees"}
 
 
 def every_class():
