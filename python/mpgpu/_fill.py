@@ -173,7 +173,7 @@ class _Batch:
         """Returns the tensors that receive the bytes of the file: the targets, or tensors of the stored type."""
         if each.stored is each.dtype:
             return targets
-        stored = [allocated(each.shape, each.stored, target.device) for target in targets]
+        stored = [allocated(each.shape, each.stored, device) for device in each.devices]
         self._converted += zip(targets, stored)
         return stored
 

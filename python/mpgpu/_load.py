@@ -106,6 +106,8 @@ def load(
     Warns:
         RuntimeWarning: the system cannot map a file. The file is then read, which is slower.
     """
+    if into is not None and dtype is not None:
+        raise ArgumentError(f"dtype={dtype} and into: pass one of them; the tensors of into have types", argument="dtype")
     targets: dict[str, Sequence[Any]]
     with contextlib.ExitStack() as opened:
         with without_collection():
@@ -286,7 +288,7 @@ def _check_conversion(each: Wanted) -> None:
     """Raises if torch cannot convert a tensor to the requested type on its devices."""
     for device in each.devices:
         try:
-            torch.empty(1, dtype=each.dtype, device=device).copy_(torch.zeros(8, dtype=torch.uint8, device=device).view(each.stored)[:1])
+            allocated((1,), each.dtype, device).copy_(allocated((8,), torch.uint8, device).zero_().view(each.stored)[:1])
         except (RuntimeError, TypeError) as error:
             raise ArgumentError(
                 f"tensor {each.name!r}: torch does not convert {each.stored} to {each.dtype} on {device}: load it without dtype; "

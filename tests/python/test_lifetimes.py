@@ -343,6 +343,7 @@ def every_class():
 
 # Classes that own no resources of the library. A new class must be added here, unless its objects cannot be copied.
 PLAIN = {"Arrival", "Current", "Entries", "Memory", "Owner", "Part", "SentEntry", "Storages"}
+PLAIN |= {"Filler", "NewFile", "Progress", "Segments", "Writers", "Written", "_Batch", "_State"}
 PLAIN |= {"_Contents", "_End", "_First", "_Freed", "_Gathering", "_Index", "_Nothing", "_Used", "_Waiting"}
 OWNERS = sorted(
     {
