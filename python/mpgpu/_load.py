@@ -262,7 +262,7 @@ def _wanted(shards: Sequence[Shard], placed: _Placed, dtype: Any) -> list[list[W
             if own is None:
                 raise _unknown(shard.path, name, entry)
             made = dtype if dtype is not None and own.is_floating_point else own
-            each = Wanted(name, entry, _shape_of(entry), own, made, devices)
+            each = Wanted(name, entry, _shape_of(entry, shard.path, name), own, made, devices)
             wanted[-1].append(each)
             if made is not own:
                 conversions.setdefault((own, devices), each)
@@ -278,10 +278,13 @@ def _unknown(path: str, name: str, entry: Entry) -> ArgumentError:
     )
 
 
-def _shape_of(entry: Entry) -> tuple[int, ...]:
-    if entry.dtype == "F4" and entry.shape:
-        return (*entry.shape[:-1], entry.shape[-1] // 2)
-    return entry.shape
+def _shape_of(entry: Entry, path: str, name: str) -> tuple[int, ...]:
+    """Returns the shape of a tensor in torch, which counts two elements of four bits as one."""
+    if entry.dtype != "F4":
+        return entry.shape
+    if not entry.shape or entry.shape[-1] % 2:
+        raise ArgumentError(f"{path}: tensor {name!r}: its shape {entry.shape} must end with an even number, because its type is F4")
+    return (*entry.shape[:-1], entry.shape[-1] // 2)
 
 
 def _check_conversion(each: Wanted) -> None:

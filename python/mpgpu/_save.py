@@ -14,7 +14,7 @@ import torch
 
 from ._collective import Part
 from ._context import Buffer, Context, default_context
-from ._library import ffi
+from ._library import Owner, ffi
 from ._memory import Memory, memory_of, why_no_memory
 from ._new_file import NewFile, Writers, Written
 from ._plan import Plan
@@ -140,7 +140,7 @@ def save(
     return None
 
 
-class PendingSave:
+class PendingSave(Owner):
     """Save that threads complete. It may be dropped; if the save then fails, the error is printed."""
 
     def __init__(self, file: NewFile, writers: Writers, buffers: Sequence[Any], keep: Any) -> None:
@@ -234,7 +234,11 @@ def _layout(tensors: Any, metadata: Any) -> tuple[bytes, list[_Saved]]:
     at = 0
     for _, kind, name, tensor in order:
         shape = tuple(tensor.shape)
-        if kind == "F4" and shape:
+        if kind == "F4":
+            if not shape:
+                raise ArgumentError(
+                    f"tensors[{name!r}]: the format has no {tensor.dtype} without dimensions: reshape it", argument="tensors"
+                )
             shape = (*shape[:-1], shape[-1] * 2)
         end = at + tensor.numel() * tensor.element_size()
         entries[name] = Entry(kind, shape, at, end)

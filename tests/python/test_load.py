@@ -314,3 +314,7 @@ def test_two_elements_of_four_bits_are_one_of_torch(tmp_path):
     loaded = mpgpu.torch.load(file, "cpu")["a"]
     assert (loaded.dtype, loaded.shape) == (torch.float4_e2m1fn_x2, (3, 2))
     assert loaded.view(torch.uint8).flatten().tolist() == [1, 2, 3, 4, 5, 6]
+    # A byte that contains elements of two rows has no shape in torch.
+    file = file_of(tmp_path / "odd", {"a": one("F4", (2, 3), (0, 3))}, b"\x01\x02\x03")
+    with pytest.raises(mpgpu.ArgumentError, match=r"tensor 'a': its shape \(2, 3\) must end with an even number, because its type is F4"):
+        mpgpu.torch.load(file, "cpu")

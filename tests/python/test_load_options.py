@@ -155,7 +155,7 @@ def test_tensors_of_the_stored_types_are_released_after_their_batch(saved, monke
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64, "float32", 16])
 def test_a_type_that_is_no_floating_point_type_is_refused(saved, dtype):
-    with pytest.raises(mpgpu.ArgumentError, match="dtype=.*: must be a floating-point type of torch, for example torch.bfloat16"):
+    with pytest.raises(mpgpu.ArgumentError, match=r"dtype=.*: must be a floating-point type of torch, for example torch\.bfloat16"):
         mpgpu.torch.load(saved[0], "cpu", dtype=dtype)
 
 
