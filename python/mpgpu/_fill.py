@@ -7,8 +7,6 @@ into the separate tensors by one kernel. Small tensors on the CPU are read direc
 
 from __future__ import annotations
 
-import contextlib
-import gc
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +15,7 @@ import torch
 from ._collective import Part
 from ._contents import _Contents
 from ._context import Context, default_context
+from ._garbage import without_collection
 from ._library import ffi
 from ._plan import Plan, Request
 from ._safetensors import Entry
@@ -76,20 +75,6 @@ def batches(wanted: Sequence[Wanted], most: int) -> Iterator[list[Wanted]]:
         small += more
     if batch:
         yield batch
-
-
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
-    """Returns a context manager that suspends the garbage collector. If many objects are created, Python otherwise searches all objects of
-    the program several times, which takes most of the time of a load of 20,000 tensors.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class Filler:

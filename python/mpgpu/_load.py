@@ -15,7 +15,8 @@ import torch
 
 from ._contents import _Contents, reading_ahead
 from ._context import Context
-from ._fill import Filler, Wanted, allocated, batches, without_collection
+from ._fill import Filler, Wanted, allocated, batches
+from ._garbage import without_collection
 from ._memory import why_no_memory
 from ._progress import Progress
 from ._safetensors import TORCH_TYPES, Entry

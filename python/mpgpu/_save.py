@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import threading
 import warnings
@@ -14,6 +15,7 @@ import torch
 
 from ._collective import Part
 from ._context import Buffer, Context, default_context
+from ._garbage import without_collection
 from ._library import Owner, ffi
 from ._memory import Memory, memory_of, why_no_memory
 from ._new_file import NewFile, Writers, Written
@@ -118,7 +120,8 @@ def save(
         OSError: the file cannot be written. The message contains the reason that the system reports.
         OutOfMemory, MemoryError: a device or the host has no more memory.
     """
-    header, saved = _layout(tensors, metadata)
+    with without_collection():
+        header, saved = _layout(tensors, metadata)
     file = NewFile(path)
     writers: Writers | None = None
     try:
@@ -284,8 +287,12 @@ def _write(saved: Sequence[_Saved], first: int, writers: Writers, context: Conte
     pinned: list[Buffer | None] = [None, None]
     writing: list[Written | None] = [None, None]
     size = min(_WINDOW, saved[-1].end) if saved else 0
-    for number, (begin, parts) in enumerate(_windows(saved, _WINDOW)):
-        turn = number % 2
+    windows = _windows(saved, _WINDOW)
+    for turn in itertools.cycle(range(2)):
+        with without_collection():
+            begin, parts = next(windows, (0, []))
+        if not parts:
+            break
         earlier = writing[turn]
         if earlier is not None:
             earlier.wait()
@@ -295,7 +302,8 @@ def _write(saved: Sequence[_Saved], first: int, writers: Writers, context: Conte
             buffer = pinned[turn] = Buffer(size, context=context)
         if copied and buffer is not None:
             _copy(copied, buffer, context)
-        writing[turn] = writers.write(_buffers(parts, buffer), first + begin, (parts, buffer))
+        with without_collection():
+            writing[turn] = writers.write(_buffers(parts, buffer), first + begin, (parts, buffer))
     for each in writing:
         if each is not None:
             each.wait()
