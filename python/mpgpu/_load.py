@@ -188,6 +188,7 @@ def _shown(path: Any) -> str:
 
 def _placed(shards: Sequence[Shard], device: Any, select: Any, into: Any) -> _Placed:
     """Returns the devices of each requested tensor, by name."""
+    placed: _Placed
     if into is not None:
         if device is not None:
             raise ArgumentError(f"device={device!r} and into: pass one of them; the tensors of into have devices", argument="device")
@@ -207,8 +208,10 @@ def _placed(shards: Sequence[Shard], device: Any, select: Any, into: Any) -> _Pl
         everywhere = tuple(map(torch_device, device)) if isinstance(device, (list, tuple)) else (torch_device(device),)
         placed = {name: everywhere for shard in shards for name in shard.entries}
         argument = ""
+    if select is not None:
+        placed = _selected(placed, select)
     _check_names(shards, placed, argument)
-    return placed if select is None else _selected(placed, select)
+    return placed
 
 
 def _check_names(shards: Sequence[Shard], placed: _Placed, argument: str) -> None:

@@ -47,9 +47,15 @@ class NewFile:
 
     def commit(self) -> None:
         """Waits until the data are on the disk, and replaces the older file."""
-        os.fsync(self.file)
-        self._close()
-        os.replace(self._temporary, self._path)
+        try:
+            os.fsync(self.file)
+            self._close()
+            os.replace(self._temporary, self._path)
+            self._sync_folder()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.name) from None
+
+    def _sync_folder(self) -> None:
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)

@@ -148,11 +148,10 @@ class PendingSave(Owner):
 
     def __init__(self, file: NewFile, writers: Writers, buffers: Sequence[Any], keep: Any) -> None:
         self._path = file.name
-        self._state = state = _State()
+        self._state = state = _State(file, writers, buffers, keep)
         self._process = os.getpid()
         # The thread does not refer to this object, so that the object can be dropped.
-        thread = threading.Thread(target=state.run, args=(file, writers, buffers, keep), name="mpgpu-save", daemon=False)
-        thread.start()
+        threading.Thread(target=state.run, name="mpgpu-save", daemon=False).start()
 
     def wait(self) -> None:
         """Blocks until the file is complete on the disk. If the save has failed, every call raises its error."""
@@ -183,28 +182,33 @@ class PendingSave(Owner):
 class _State:
     """State of a save that threads complete."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: NewFile, writers: Writers, buffers: Sequence[Any], keep: Any) -> None:
+        self._file = file
+        self._writers = writers
+        self._buffers: Any = buffers
+        # Object that keeps the memory of the buffers allocated.
+        self._keep = keep
         self.ended = threading.Event()
         self.error: BaseException | None = None
         self.is_dropped = False
         self.is_reported = False
 
-    def run(self, file: NewFile, writers: Writers, buffers: Sequence[Any], keep: Any) -> None:
+    def run(self) -> None:
         try:
             try:
-                writers.write(buffers, 0).wait()
+                self._writers.write(self._buffers, 0).wait()
             finally:
-                writers.close()
-            file.commit()
+                self._writers.close()
+            self._file.commit()
         except BaseException as error:
             self.error = error.with_traceback(None)
-            file.discard()
+            self._file.discard()
         finally:
             # The memory is released before the program is notified.
-            del buffers, keep
+            self._buffers = self._keep = None
             self.ended.set()
         if self.is_dropped:
-            self.report(file.name)
+            self.report(self._file.name)
 
     def report(self, path: str) -> None:
         """Issues a warning if the save has failed and no caller has received the error."""

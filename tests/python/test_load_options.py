@@ -228,6 +228,8 @@ def test_tensors_to_fill_and_devices_exclude_each_other(saved):
         mpgpu.torch.load(path, into=into, dtype=torch.float16)
     with pytest.raises(mpgpu.ArgumentError, match=r"into is a list: pass a dict of tensors by name"):
         mpgpu.torch.load(path, into=[into["embed.w"]])
+    # Only names that are selected must be in the file.
+    assert mpgpu.torch.load(path, into={**into, "tied.w": torch.zeros(1)}, select="embed.*").keys() == {"embed.w"}
     both = {**into, "head.w": torch.zeros_like(tensors["head.w"])}
     assert mpgpu.torch.load(path, into=both, select="embed.*").keys() == {"embed.w"}
     assert not bool(both["head.w"].any()) and torch.equal(both["embed.w"], tensors["embed.w"])

@@ -249,6 +249,13 @@ def test_tensors_may_be_changed_while_threads_write(tmp_path, gpus, monkeypatch,
     assert rest(tmp_path) == []
 
 
+def test_pinned_memory_is_released_when_a_save_has_finished(tmp_path, context):
+    before = context.device_statistics(mpgpu.HOST).allocated_bytes
+    pending = mpgpu.torch.save({"a": torch.ones(1 << 20)}, tmp_path / "file", wait=False)
+    pending.wait()
+    assert context.device_statistics(mpgpu.HOST).allocated_bytes == before
+
+
 def test_a_dropped_save_is_completed(tmp_path, monkeypatch):
     held, path = Held(monkeypatch), tmp_path / "file"
     mpgpu.torch.save({"a": torch.ones(5)}, path, wait=False)
