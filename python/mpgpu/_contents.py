@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
+from ._context import Context
 from ._memory import Memory, memory_of
 from .errors import ArgumentError
 
@@ -26,10 +27,11 @@ MOST_BUFFERS = 1024
 class _Contents:
     """Contents of a file as memory: the mapped pages of the file, or copies of them if the system cannot map the file."""
 
-    def __init__(self, file: BinaryIO, path: str, *, cache: bool = True) -> None:
+    def __init__(self, file: BinaryIO, path: str, *, cache: bool = True, context: Context | None = None) -> None:
         self._file = file
         self._path = path
         self._cache = cache
+        self._context = context
         self._pages: Memory | None = None
         # Reason why the file is not mapped.
         self.refusal = ""

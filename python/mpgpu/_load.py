@@ -93,7 +93,7 @@ def load(
         into: existing tensors, by name, that are filled instead of new ones, on any supported device. Tensors of the file that it does not
             contain are not read. ``device`` and ``dtype`` must then be ``None``. The call returns a dict of these tensors. If it raises an
             exception while data are copied, the contents of the tensors are undefined.
-        cache: False if file contents should not stay in memory after the call. A hint.
+        cache: False to leave the page cache of the system as it is, for example if the files are loaded only once. A hint.
         progress: True to show the progress on stderr, with tqdm if it is installed.
         context: the context that executes the copies. The default is :func:`mpgpu.default_context`.
 
@@ -123,7 +123,7 @@ def load(
         filler = Filler(context)
         bar = opened.enter_context(Progress(_shown(path), sum(each.nbytes for some in wanted for each in some))) if progress else None
         most = _SHORT_BATCH if dtype is not None or progress else None
-        for contents, batch in opened.enter_context(contextlib.closing(_batches(shards, wanted, most, cache))):
+        for contents, batch in opened.enter_context(contextlib.closing(_batches(shards, wanted, most, cache, context))):
             filler.fill(contents, batch, targets)
             if bar is not None:
                 bar.add(sum(each.nbytes for each in batch))
@@ -172,7 +172,7 @@ def _each(path: Any, device: Any, select: Any, dtype: Any, cache: bool, context:
         for each in (each for some in wanted for each in some if not each.nbytes):
             yield each.name, allocated(each.shape, each.dtype, each.devices[0])
         filler = Filler(context)
-        for contents, batch in opened.enter_context(contextlib.closing(_batches(shards, wanted, _SHORT_BATCH, cache))):
+        for contents, batch in opened.enter_context(contextlib.closing(_batches(shards, wanted, _SHORT_BATCH, cache, context))):
             made: dict[str, Any] = {each.name: (allocated(each.shape, each.dtype, each.devices[0]),) for each in batch}
             filler.fill(contents, batch, made)
             filler.finish()
@@ -337,15 +337,17 @@ def _check_targets(into: Mapping[str, Any], wanted: Sequence[Sequence[Wanted]]) 
 
 
 def _batches(
-    shards: Sequence[Shard], wanted: Sequence[Sequence[Wanted]], most: int | None, cache: bool
+    shards: Sequence[Shard], wanted: Sequence[Sequence[Wanted]], most: int | None, cache: bool, context: Context | None
 ) -> Generator[tuple[_Contents, list[Wanted]], None, None]:
     """Yields the contents of each file with each batch of its tensors. Raises if the file has been written meanwhile."""
     filled = [(shard, [each for each in some if each.nbytes]) for shard, some in zip(shards, wanted)]
     filled = [(shard, some) for shard, some in filled if some]
     warned = False
-    with reading_ahead([each for shard, some in filled for each in _ranges(shard, some)]):
+    # Reading ahead adds data to the page cache.
+    ahead = [each for shard, some in filled for each in _ranges(shard, some)] if cache else []
+    with reading_ahead(ahead):
         for shard, some in filled:
-            contents = _Contents(shard.file, shard.path, cache=cache)
+            contents = _Contents(shard.file, shard.path, cache=cache, context=context)
             if contents.refusal and not warned:
                 warned = True
                 warnings.warn(

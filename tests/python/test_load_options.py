@@ -110,12 +110,15 @@ def test_a_pattern_that_matches_nothing_is_refused(saved):
 
 
 def test_only_the_selected_ranges_are_read_ahead(saved, monkeypatch):
-    path, _ = saved
+    path, tensors = saved
     advised = []
     monkeypatch.setattr(os, "posix_fadvise", lambda file, begin, size, advice: advised.append((begin, begin + size)))
     mpgpu.torch.load(path, "cpu", select=["embed.w", "head.w"])
     entries = header_of(path)
     assert sorted(advised) == sorted((entries[name].begin, entries[name].end) for name in ("embed.w", "head.w"))
+    del advised[:]
+    assert_equal(mpgpu.torch.load(path, "cpu", cache=False), tensors)
+    assert advised == []
 
 
 # --- dtype ------------------------------------------------------------------------------------------------------------------
