@@ -1,206 +1,374 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Loading of tensors from a safetensors file onto devices."""
+"""Loading of tensors from safetensors files onto devices."""
 
 from __future__ import annotations
 
 import contextlib
-import mmap
+import fnmatch
 import os
-import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+import re
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Union, overload
 
 import torch
 
-from ._collective import Part
+from ._contents import _Contents, reading_ahead
 from ._context import Context
-from ._memory import Memory, memory_of
-from ._plan import Plan
-from ._safetensors import Entry, open_file, read_header
+from ._fill import Filler, Wanted, allocated, batches
+from ._garbage import without_collection
+from ._memory import why_no_memory
+from ._progress import Progress
+from ._safetensors import TORCH_TYPES, Entry
+from ._shards import Path, Shard, open_shards
 from ._torch_devices import TorchDevice, torch_device
 from .errors import ArgumentError
 
-# Maximum number of bytes of a mapped file that are copied in one batch.
-_BATCH = 4 << 30
-# Maximum number of bytes that are read and copied in one batch if the file cannot be mapped.
-_READ_BATCH = 256 << 20
-# Number of bytes that the system reads ahead at a time.
-_AHEAD = 64 << 20
+# Maximum number of bytes of a batch that is converted, or that an iterator yields.
+_SHORT_BATCH = 1 << 30
 
-# Names of element types in torch, by their names in the safetensors format.
-_TYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "U32": "uint32",
-    "I32": "int32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-    # This type stores two elements in one byte.
-    "F4": "float4_e2m1fn_x2",
-}
+Paths = Union[Path, Sequence[Path]]
+"""Path of a file, of an index or of a folder, or a list of paths of files."""
+
+_Placed = Mapping[str, tuple[Any, ...]]
+"""Devices of each requested tensor, by name."""
+
+
+@overload
+def load(
+    path: Paths,
+    device: list[Any] | tuple[Any, ...],
+    *,
+    select: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    cache: bool = True,
+    progress: bool = False,
+    context: Context | None = None,
+) -> list[dict[str, torch.Tensor]]: ...
+
+
+@overload
+def load(
+    path: Paths,
+    device: TorchDevice | Mapping[str, TorchDevice] | None = None,
+    *,
+    select: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    into: Mapping[str, torch.Tensor] | None = None,
+    cache: bool = True,
+    progress: bool = False,
+    context: Context | None = None,
+) -> dict[str, torch.Tensor]: ...
 
 
 def load(
-    path: str | os.PathLike[str],
-    device: TorchDevice | Mapping[str, TorchDevice],
+    path: Any,
+    device: Any = None,
     *,
+    select: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    into: Mapping[str, torch.Tensor] | None = None,
+    cache: bool = True,
     progress: bool = False,
     context: Context | None = None,
-) -> dict[str, torch.Tensor]:
-    """Loads the tensors of a safetensors file onto ``device`` and returns them by name. The data are copied directly from the pages of the
-    file, over all suitable links, and each byte is read once.
+) -> Any:
+    """Loads tensors of safetensors files onto ``device`` and returns them by name. The data are copied directly from the pages of the
+    files, over all suitable links, and each byte is read once.
+
+    All headers are read and all arguments are checked before memory is allocated and before the first byte is copied. Autograd does not
+    record the copies.
 
     Args:
-        path: path of the file. Its length must not change until the call returns. If data are missing, the call raises an exception and
-            returns nothing.
-        device: one device for all tensors, or a mapping from names of tensors to devices. Tensors that the mapping does not contain are not
-            read.
-        progress: True to write progress messages to stderr.
+        path: path of a file; a list of paths of files; or path of a model in several files: its index ``*.safetensors.index.json``, or the
+            folder that contains the index. A folder without an index is loaded as the list of its ``*.safetensors`` files. The files must
+            not be written until the call returns. If data are missing or were written meanwhile, the call raises an exception and returns
+            nothing.
+        device: one device for all tensors; or a mapping from names of tensors to devices; or a list of devices. Tensors that the mapping
+            does not contain are not read. With a list, each device gets all tensors, and a list of dicts is returned. The GPUs then forward
+            the data to each other, so that each byte is read once.
+        select: names of the tensors to load, or patterns of :mod:`fnmatch` such as ``"layers.0.*"``: one, or a list. Other tensors are not
+            read. The default is all tensors.
+        dtype: a floating-point type to which floating-point tensors are converted on the device, batch by batch. Other tensors keep their
+            types.
+        into: existing tensors, by name, that are filled instead of new ones, on any supported device. Tensors of the file that it does not
+            contain are not read. ``device`` and ``dtype`` must then be ``None``. The call returns a dict of these tensors. If it raises an
+            exception while data are copied, the contents of the tensors are undefined.
+        cache: False to leave the page cache of the system as it is, for example if the files are loaded only once. A hint.
+        progress: True to show the progress on stderr, with tqdm if it is installed.
         context: the context that executes the copies. The default is :func:`mpgpu.default_context`.
 
     Raises:
-        ArgumentError: the file has another format or is truncated (the message contains the reason); torch lacks an element type; or a name
-            or a device does not exist.
-        OSError: the file cannot be opened or read. The message contains the reason that the system reports.
+        ArgumentError: a file has another format or is truncated, missing or written meanwhile (the message contains the reason); a tensor
+            is in two files; torch lacks an element type; a name, a pattern or a device does not exist; or a tensor of ``into`` has another
+            shape or type, is not contiguous or overlaps another one.
+        OSError: a file cannot be opened or read. The message contains the reason that the system reports.
         OutOfMemory, MemoryError: a device or the host has no more memory.
+
+    Warns:
+        RuntimeWarning: the system cannot map a file. The file is then read, which is slower.
     """
-    name = os.fsdecode(path)
-    with open_file(path) as file:
-        entries = read_header(file, name)
-        places = _places(entries, device, name)
-        made = {each: _empty(entries[each], where, name, each) for each, where in places.items()}
-        # Tensors are sorted by their position, because the file is read in this order.
-        wanted = [(made[each], entry) for each, entry in entries.items() if each in made and entry.begin < entry.end]
-        with _reading_ahead(file.fileno()):
-            _fill(wanted, _Contents(file, name), context, f"{name}: " if progress else None)
-        return made
+    if into is not None and dtype is not None:
+        raise ArgumentError(f"dtype={dtype} and into: pass one of them; the tensors of into have types", argument="dtype")
+    targets: dict[str, Sequence[Any]]
+    with contextlib.ExitStack() as opened:
+        with without_collection():
+            shards = open_shards(path, opened)
+            placed = _placed(shards, device, select, into)
+            wanted = _wanted(shards, placed, dtype)
+            if into is not None:
+                _check_targets(into, wanted)
+                targets = {name: (into[name],) for name in placed}
+            else:
+                targets = _allocated(placed, wanted)
+        filler = Filler(context)
+        bar = opened.enter_context(Progress(_shown(path), sum(each.nbytes for some in wanted for each in some))) if progress else None
+        most = _SHORT_BATCH if dtype is not None or progress else None
+        for contents, batch in opened.enter_context(contextlib.closing(_batches(shards, wanted, most, cache, context))):
+            filler.fill(contents, batch, targets)
+            if bar is not None:
+                bar.add(sum(each.nbytes for each in batch))
+        filler.finish()
+    if isinstance(device, (list, tuple)):
+        return [{name: targets[name][at] for name in placed} for at in range(len(device))]
+    return {name: targets[name][0] for name in placed}
 
 
-def _places(entries: Mapping[str, Entry], device: Any, path: str) -> dict[str, Any]:
-    """Returns the device of each requested tensor, by name."""
-    if not isinstance(device, Mapping):
-        return dict.fromkeys(entries, torch_device(device))
-    for name in device:
-        if name not in entries:
-            raise ArgumentError(
-                f"{path}: the file has no tensor {name!r}, which `device` names; it has {len(entries)} tensors, "
-                f"the first is {list(entries)[:1]}",
-                argument="device",
-            )
-    devices = {where: torch_device(where) for where in set(device.values())}
-    return {name: devices[where] for name, where in device.items()}
+def iter_load(
+    path: Paths,
+    device: TorchDevice | Mapping[str, TorchDevice],
+    *,
+    select: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    cache: bool = True,
+    context: Context | None = None,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Loads tensors like :func:`load` and yields the pairs of name and tensor, batch by batch, in the order of the files. Besides the
+    tensors that the program keeps, the iterator holds at most one batch of 1 GiB, or one larger tensor.
 
+    All headers and arguments are checked by the call. The data are read while the program iterates. If a file is written meanwhile, the
+    iterator raises an exception at the end of the file, after it has yielded tensors of it. The files are closed at the end, or when the
+    iterator is closed or released.
 
-def _empty(entry: Entry, where: Any, path: str, name: str) -> Any:
-    known = _TYPES.get(entry.dtype, "")
-    dtype = getattr(torch, known, None)
-    if dtype is None:
+    Arguments and errors are those of :func:`load`.
+    """
+    if isinstance(device, (list, tuple)):
         raise ArgumentError(
-            f"{path}: tensor {name!r}: this torch ({torch.__version__}) or mpgpu has no type {entry.dtype}: update them, "
-            "or load only the other tensors, device={name: …}"
+            f"device={device!r}: pass one device, or a mapping from names to devices; load accepts a list", argument="device"
         )
-    shape = entry.shape
-    if entry.dtype == "F4" and shape:
-        shape = (*shape[:-1], shape[-1] // 2)
-    return torch.empty(shape, dtype=dtype, device=where)
+    yielded = _each(path, device, select, dtype, cache, context)
+    # Runs until the arguments have been checked.
+    next(yielded)
+    return yielded
 
 
-class _Contents:
-    """Contents of a file as memory: the mapped pages of the file, or copies of them if the system cannot map the file."""
-
-    def __init__(self, file: BinaryIO, path: str) -> None:
-        self._file = file
-        self._path = path
-        self._pages: Memory | None = None
-        with contextlib.suppress(OSError):
-            self._pages = memory_of(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)
-
-    @property
-    def batch(self) -> int:
-        """Maximum number of bytes of the file that are copied to the devices in one batch."""
-        return _BATCH if self._pages is not None else _READ_BATCH
-
-    def range(self, begin: int, end: int) -> tuple[Memory, int]:
-        """Returns memory that holds bytes `begin` to `end` of the file, and the file offset at which that memory begins."""
-        if self._pages is not None:
-            if self._pages.nbytes < end:
-                raise self._shorter()
-            return self._pages, 0
-        read = bytearray(end - begin)
-        view, at = memoryview(read), begin
-        while at < end:
-            count = os.preadv(self._file.fileno(), [view[at - begin :]], at)
-            if count == 0:
-                raise self._shorter()
-            at += count
-        return memory_of(read, self._path), begin
-
-    def _shorter(self) -> ArgumentError:
-        return ArgumentError(f"{self._path}: the file has become shorter since its header was read: load it again when it is complete")
+def _each(path: Any, device: Any, select: Any, dtype: Any, cache: bool, context: Context | None) -> Generator[Any, None, None]:
+    """Yields ``None`` after all checks, and then the tensors."""
+    with contextlib.ExitStack() as opened:
+        with without_collection():
+            shards = open_shards(path, opened)
+            wanted = _wanted(shards, _placed(shards, device, select, None), dtype)
+        yield None
+        # Tensors without elements are in no batch.
+        for each in (each for some in wanted for each in some if not each.nbytes):
+            yield each.name, allocated(each.shape, each.dtype, each.devices[0])
+        filler = Filler(context)
+        for contents, batch in opened.enter_context(contextlib.closing(_batches(shards, wanted, _SHORT_BATCH, cache, context))):
+            made: dict[str, Any] = {each.name: (allocated(each.shape, each.dtype, each.devices[0]),) for each in batch}
+            filler.fill(contents, batch, made)
+            filler.finish()
+            # No variable refers to a tensor while the program uses it.
+            for each in batch:
+                yield each.name, made.pop(each.name)[0]
 
 
-def _fill(wanted: list[tuple[Any, Entry]], contents: _Contents, context: Context | None, shown: str | None) -> None:
-    """Copies the data of each tensor from the file into the tensor."""
-    total, done, begin = sum(entry.end - entry.begin for _, entry in wanted), 0, time.monotonic()
-    for batch in _batches(wanted, contents.batch >> 2 if shown else contents.batch):
-        memory, first = contents.range(batch[0][1].begin, batch[-1][1].end)
-        pairs: list[Any] = [(tensor, Part(memory, entry.begin - first, entry.end - entry.begin)) for tensor, entry in batch]
-        # A file is loaded once, so measuring variants of the plan would take more time than it saves.
-        Plan(pairs, adapt=False, context=context, as_bytes=True).execute().synchronize()
-        if shown is not None:
-            done += sum(entry.end - entry.begin for _, entry in batch)
-            rate = done / max(time.monotonic() - begin, 1e-9) * 1e-9
-            print(f"\r{shown}{done / 1e9:.1f} of {total / 1e9:.1f} GB, {rate:.1f} GB/s", end="", file=sys.stderr, flush=True)
-    if shown is not None:
-        print(file=sys.stderr)
+def _shown(path: Any) -> str:
+    """Returns the text for a path in progress messages."""
+    return f"{len(path)} files" if isinstance(path, (list, tuple)) else os.fsdecode(path)
 
 
-def _batches(wanted: list[tuple[Any, Entry]], most: int) -> Iterator[list[tuple[Any, Entry]]]:
-    """Yields the tensors in batches. Each batch spans at most ``most`` bytes of the file, or consists of one tensor."""
-    batch: list[tuple[Any, Entry]] = []
+def _placed(shards: Sequence[Shard], device: Any, select: Any, into: Any) -> _Placed:
+    """Returns the devices of each requested tensor, by name."""
+    placed: _Placed
+    if into is not None:
+        if device is not None:
+            raise ArgumentError(f"device={device!r} and into: pass one of them; the tensors of into have devices", argument="device")
+        if not isinstance(into, Mapping):
+            raise ArgumentError(
+                f"into is a {type(into).__name__}: pass a dict of tensors by name, for example x.state_dict()", argument="into"
+            )
+        placed = {name: (getattr(tensor, "device", None),) for name, tensor in into.items()}
+        argument = "into"
+    elif isinstance(device, Mapping):
+        devices = {where: torch_device(where) for where in set(device.values())}
+        placed = {name: (devices[where],) for name, where in device.items()}
+        argument = "device"
+    elif device is None:
+        raise ArgumentError("device=None: pass a device, for example 'cuda:0', or tensors to fill by into", argument="device")
+    else:
+        everywhere = tuple(map(torch_device, device)) if isinstance(device, (list, tuple)) else (torch_device(device),)
+        placed = {name: everywhere for shard in shards for name in shard.entries}
+        argument = ""
+    if select is not None:
+        placed = _selected(placed, select)
+    _check_names(shards, placed, argument)
+    return placed
+
+
+def _check_names(shards: Sequence[Shard], placed: _Placed, argument: str) -> None:
+    """Raises if ``placed`` has a name that no file has."""
+    if not argument:
+        return
+    names = [name for shard in shards for name in shard.entries]
+    known = set(names)
+    for name in placed:
+        if name not in known:
+            owner, it = f"{shards[0].path}: the file has", "it has"
+            if len(shards) > 1:
+                owner, it = f"{shards[0].path} and {len(shards) - 1} other files have", "they have"
+            raise ArgumentError(
+                f"{owner} no tensor {name!r}, which `{argument}` names; {it} {len(names)} tensors, the first is {names[:1]}",
+                argument=argument,
+            )
+
+
+def _selected(placed: _Placed, select: Any) -> _Placed:
+    """Returns the tensors whose names match a pattern, in the order of ``placed``."""
+    patterns = [select] if isinstance(select, str) else list(select)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ArgumentError(f"select={select!r}: must be a name or a pattern of fnmatch, or a list of them", argument="select")
+    exact = {pattern for pattern in patterns if pattern in placed}
+    found = set(exact)
+    for pattern in set(patterns) - exact:
+        matched = list(filter(re.compile(fnmatch.translate(pattern)).match, placed))
+        if not matched:
+            raise ArgumentError(
+                f"select={pattern!r}: matches none of {len(placed)} tensors, the first is {list(placed)[:1]}", argument="select"
+            )
+        found.update(matched)
+    return {name: devices for name, devices in placed.items() if name in found}
+
+
+def _wanted(shards: Sequence[Shard], placed: _Placed, dtype: Any) -> list[list[Wanted]]:
+    """Returns the requested tensors of each file, in the order of their data."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ArgumentError(f"dtype={dtype!r}: must be a floating-point type of torch, for example torch.bfloat16", argument="dtype")
+    stored = {name: getattr(torch, known, None) for name, known in TORCH_TYPES.items()}
+    wanted: list[list[Wanted]] = []
+    conversions: dict[tuple[Any, ...], Wanted] = {}
+    for shard in shards:
+        wanted.append([])
+        for name, entry in shard.entries.items():
+            devices = placed.get(name)
+            if devices is None:
+                continue
+            own = stored.get(entry.dtype)
+            if own is None:
+                raise _unknown(shard.path, name, entry)
+            made = dtype if dtype is not None and own.is_floating_point else own
+            each = Wanted(name, entry, _shape_of(entry, shard.path, name), own, made, devices)
+            wanted[-1].append(each)
+            if made is not own:
+                conversions.setdefault((own, devices), each)
+    for each in conversions.values():
+        _check_conversion(each)
+    return wanted
+
+
+def _unknown(path: str, name: str, entry: Entry) -> ArgumentError:
+    return ArgumentError(
+        f"{path}: tensor {name!r}: this torch ({torch.__version__}) or mpgpu has no type {entry.dtype}: update them, "
+        "or load only the other tensors, device={name: …}"
+    )
+
+
+def _shape_of(entry: Entry, path: str, name: str) -> tuple[int, ...]:
+    """Returns the shape of a tensor in torch, which counts two elements of four bits as one."""
+    if entry.dtype != "F4":
+        return entry.shape
+    if not entry.shape or entry.shape[-1] % 2:
+        raise ArgumentError(f"{path}: tensor {name!r}: its shape {entry.shape} must end with an even number, because its type is F4")
+    return (*entry.shape[:-1], entry.shape[-1] // 2)
+
+
+def _check_conversion(each: Wanted) -> None:
+    """Raises if torch cannot convert a tensor to the requested type on its devices."""
+    for device in each.devices:
+        try:
+            allocated((1,), each.dtype, device).copy_(allocated((8,), torch.uint8, device).zero_().view(each.stored)[:1])
+        except (RuntimeError, TypeError) as error:
+            raise ArgumentError(
+                f"tensor {each.name!r}: torch does not convert {each.stored} to {each.dtype} on {device}: load it without dtype; "
+                f"{str(error).splitlines()[0]}",
+                argument="dtype",
+            ) from error
+
+
+def _allocated(placed: _Placed, wanted: Sequence[Sequence[Wanted]]) -> dict[str, Sequence[Any]]:
+    """Allocates the tensors."""
+    by_name = {each.name: each for some in wanted for each in some}
+    return {name: [allocated(by_name[name].shape, by_name[name].dtype, device) for device in devices] for name, devices in placed.items()}
+
+
+def _check_targets(into: Mapping[str, Any], wanted: Sequence[Sequence[Wanted]]) -> None:
+    """Raises if a tensor of ``into`` cannot be filled with the tensor of the same name."""
+    ranges: list[tuple[str, int, int, str]] = []
+    for each in (each for some in wanted for each in some):
+        tensor = into[each.name]
+        where = f"into[{each.name!r}]"
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(f"{where} is a {type(tensor).__name__}: it must be a tensor", argument="into")
+        reason = why_no_memory(torch, tensor)
+        if reason is None and (not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()):
+            reason = f"shape {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous in C order: fill a contiguous tensor"
+        if reason is None and (tensor.dtype is not each.dtype or tuple(tensor.shape) != each.shape):
+            reason = (
+                f"it is {tensor.dtype} of shape {tuple(tensor.shape)}, and the file has {each.dtype} of shape {each.shape}: they must be "
+                "the same"
+            )
+        if reason is not None:
+            raise ArgumentError(f"{where}: {reason}", argument="into")
+        if each.nbytes:
+            ranges.append((str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, each.name))
+    ranges.sort()
+    for one, other in zip(ranges, ranges[1:]):
+        if one[0] == other[0] and other[1] < one[2]:
+            raise ArgumentError(f"into[{one[3]!r}] and into[{other[3]!r}] overlap: fill only one of them", argument="into")
+
+
+def _batches(
+    shards: Sequence[Shard], wanted: Sequence[Sequence[Wanted]], most: int | None, cache: bool, context: Context | None
+) -> Generator[tuple[_Contents, list[Wanted]], None, None]:
+    """Yields the contents of each file with each batch of its tensors. Raises if the file has been written meanwhile."""
+    filled = [(shard, [each for each in some if each.nbytes]) for shard, some in zip(shards, wanted)]
+    filled = [(shard, some) for shard, some in filled if some]
+    warned = False
+    # Reading ahead adds data to the page cache.
+    ahead = [each for shard, some in filled for each in _ranges(shard, some)] if cache else []
+    with reading_ahead(ahead):
+        for shard, some in filled:
+            contents = _Contents(shard.file, shard.path, cache=cache, context=context)
+            if contents.refusal and not warned:
+                warned = True
+                warnings.warn(
+                    f"{shard.path}: the system cannot map the file ({contents.refusal}): its data are read first, which is slower",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+            try:
+                for batch in batches(some, min(most or contents.batch, contents.batch)):
+                    yield contents, batch
+            finally:
+                contents.close()
+            shard.check_unchanged()
+
+
+def _ranges(shard: Shard, wanted: Sequence[Wanted]) -> Iterator[tuple[int, int, int]]:
+    """Yields the ranges of a file that contain tensors: descriptor, first byte and end."""
+    begin = end = wanted[0].entry.begin
     for each in wanted:
-        if batch and each[1].end - batch[0][1].begin > most:
-            yield batch
-            batch = []
-        batch.append(each)
-    if batch:
-        yield batch
-
-
-@contextlib.contextmanager
-def _reading_ahead(file: int) -> Iterator[None]:
-    """Returns a context manager. While it is entered, the system reads the file ahead into memory. Reading takes no time if the file is
-    already in memory.
-    """
-    ended = threading.Event()
-
-    def ahead() -> None:
-        for at in range(0, os.fstat(file).st_size, _AHEAD):
-            if ended.is_set():
-                return
-            # This call is a hint. If the system ignores it, the data are read later.
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(file, at, _AHEAD, os.POSIX_FADV_WILLNEED)
-
-    reader = threading.Thread(target=ahead, name="mpgpu-ahead", daemon=True)
-    reader.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        reader.join()
+        if each.entry.begin != end:
+            yield shard.file.fileno(), begin, end
+            begin = each.entry.begin
+        end = each.entry.end
+    yield shard.file.fileno(), begin, end

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Files of the safetensors format: opens a file, reads its header, and reports why a file is invalid.
+"""Files of the safetensors format: opens a file, reads and writes headers, and reports why a file is invalid.
 
 Format: eight bytes with the length of the header, the header in JSON, then the data of the tensors without gaps.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import struct
+from collections.abc import Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 from .errors import ArgumentError
@@ -23,9 +24,36 @@ BITS = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
+# Names of element types in torch, by their names in the format. The order is that of the data of the tensors in a file.
+TORCH_TYPES = {
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+    "C64": "complex64",
+    "F32": "float32",
+    "U32": "uint32",
+    "I32": "int32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "U16": "uint16",
+    "I16": "int16",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I8": "int8",
+    "U8": "uint8",
+    # This type stores two elements in one byte.
+    "F4": "float4_e2m1fn_x2",
+    "BOOL": "bool",
+}
 # Limit that the format defines, bytes.
 _LONGEST_HEADER = 100_000_000
 _LENGTH = struct.Struct("<Q")
+# The data of a file that is written begin at a multiple of this number of bytes.
+_ALIGNMENT = 8
+_METADATA = "__metadata__"
 _AGAIN = "download or write it again"
 _MOST_NAMED = 3
 
@@ -94,6 +122,31 @@ def read_header(file: BinaryIO, path: str) -> dict[str, Entry]:
     return entries
 
 
+def header_of(entries: Mapping[str, Entry], metadata: Mapping[str, str] | None) -> bytes:
+    """Returns the start of a file, up to its first tensor. Offsets of ``entries`` are relative to the first tensor.
+
+    Raises:
+        ArgumentError: a name cannot be stored, or the header is longer than the format allows.
+    """
+    header: dict[str, Any] = {} if metadata is None else {_METADATA: dict(metadata)}
+    for name, entry in entries.items():
+        if name == _METADATA:
+            raise ArgumentError(f"tensor {name!r}: the format uses this name for metadata: rename the tensor", argument="tensors")
+        header[name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (entry.begin, entry.end)}
+    try:
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        text_of_error = error.object[max(error.start - 30, 0) : error.end + 10]
+        raise ArgumentError(f"the name or metadata {text_of_error!r} has a surrogate, which UTF-8 lacks: rename it") from None
+    text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > _LONGEST_HEADER:
+        raise ArgumentError(
+            f"the header has {len(text)} bytes, and the format allows {_LONGEST_HEADER}: save the tensors in several files",
+            argument="tensors",
+        )
+    return _LENGTH.pack(len(text)) + text
+
+
 def _refused(path: str, reason: str) -> ArgumentError:
     return ArgumentError(f"{path}: not a complete safetensors file: {reason}", argument="path")
 
@@ -114,7 +167,7 @@ def _entries(header: dict[str, Any], first: int, path: str) -> dict[str, Entry]:
     """Returns the descriptions of the tensors in a header, in the order of their offsets. Adds ``first`` to the offsets."""
     entries = []
     for name, value in header.items():
-        if name == "__metadata__":
+        if name == _METADATA:
             continue
         entry = _entry(value, first)
         if entry is None:
@@ -129,13 +182,15 @@ def _entry(value: Any, first: int) -> Entry | None:
         dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
     except (KeyError, TypeError, ValueError):
         return None
-    if type(dtype) is not str or type(shape) is not list or any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
+    if type(dtype) is not str or type(shape) is not list or type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
         return None
     bits = BITS.get(dtype)
     for extent in shape:
+        if type(extent) is not int or extent < 0:
+            return None
         bits = bits and bits * extent
     # The size of an element of an unknown type is not known.
-    if end < begin or (bits is not None and bits != (end - begin) * 8):
+    if bits is not None and bits != (end - begin) * 8:
         return None
     return Entry(dtype, tuple(shape), first + begin, first + end)
 
@@ -161,4 +216,5 @@ def _other_json(file: BinaryIO) -> str:
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return "it is JSON: pass the file with the tensors"
     more = ", …" if len(shards) > _MOST_NAMED else ""
-    return f"it is the index of a model in {len(shards)} files: load each of them: {', '.join(shards[:_MOST_NAMED])}{more}"
+    named = ", ".join(shards[:_MOST_NAMED])
+    return f"it is the index of a model in {len(shards)} files: rename it to *.safetensors.index.json, or load its files: {named}{more}"

@@ -50,6 +50,11 @@ def torch_device(device: Any) -> Any:
     return torch.device("cuda", index)
 
 
+def gpu_of(tensor: Any) -> int | None:
+    """Returns the number of the GPU whose memory holds a tensor. Returns ``None`` for a tensor on the CPU."""
+    return tensor.get_device() if tensor.is_cuda else None
+
+
 def host_number(device: Device) -> int:
     """Returns the device number of a host NUMA domain.
 

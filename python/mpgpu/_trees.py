@@ -119,6 +119,11 @@ def identity_of(tensor: Any) -> object:
     return (*place, tensor.is_conj(), tensor.is_neg())
 
 
+def plain(tensor: Any) -> Any:
+    """Returns a contiguous tensor with the same elements. This is the same memory if the tensor is contiguous."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
 def twin_of(tree: Any, make: Callable[[list[Any]], list[Any]], *, allows_meta: bool = False) -> Any:
     """Returns a copy of the tree in which each tensor is replaced by the result of ``make``. ``make`` is called once for each tensor, even
     if the tensor occurs several times in the tree.

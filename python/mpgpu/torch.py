@@ -6,6 +6,7 @@
     model.load_state_dict(mpgpu.torch.to(weights, "cuda:0"), assign=True)
 
     weights = mpgpu.torch.load("model.safetensors", "cuda:0")   # from the file; each byte is read once
+    mpgpu.torch.save(weights, "copy.safetensors")
 
 A *tree* is a tensor, or a dict, list or tuple of trees. Functions that return a tree pass through leaves that are not tensors, such as
 numbers and strings.
@@ -30,14 +31,16 @@ import torch
 from ._collective import all_gather, all_to_all, broadcast, gather, scatter
 from ._context import Buffer, Context
 from ._library import HOST, whole
-from ._load import load
+from ._load import iter_load, load
 from ._plan import Plan, Request, copy_planned
+from ._save import PendingSave, save
 from ._torch_devices import TorchDevice, allocating_for, host_number, torch_device
-from ._trees import identity_of, pairs_of, twin_of
+from ._trees import identity_of, pairs_of, plain, twin_of
 from .errors import ArgumentError
 from .typing import Device, StreamLike
 
 __all__ = [
+    "PendingSave",
     "all_gather",
     "all_to_all",
     "broadcast",
@@ -45,9 +48,11 @@ __all__ = [
     "empty",
     "empty_like",
     "gather",
+    "iter_load",
     "load",
     "pin",
     "plan",
+    "save",
     "scatter",
     "to",
 ]
@@ -154,7 +159,7 @@ def to(tree: Any, device: Any, stream: StreamLike | None = None, *, context: Con
     """
     pairs: list[tuple[Any, Any]] = []
     # Tensors that are not contiguous are made contiguous once, for all devices.
-    plain: dict[object, tuple[Any, Any]] = {}
+    made_plain: dict[object, tuple[Any, Any]] = {}
 
     def moved(part: Any, to_device: Any) -> Any:
         where = torch_device(to_device)
@@ -163,7 +168,7 @@ def to(tree: Any, device: Any, stream: StreamLike | None = None, *, context: Con
             with allocating_for(stream, where):
                 new = [torch.empty(tuple(each.shape), dtype=each.dtype, device=where) for each in tensors]
             for each, target in zip(tensors, new):
-                source, _ = plain.setdefault(identity_of(each), (_plain(each), each))
+                source, _ = made_plain.setdefault(identity_of(each), (plain(each), each))
                 pairs.append((target, source))
             return new
 
@@ -190,7 +195,7 @@ def to(tree: Any, device: Any, stream: StreamLike | None = None, *, context: Con
         result = moved(tree, device)
     if stream is not None:
         # torch's current stream may still be creating the contiguous copies, and `stream` is not ordered with it.
-        for gpu in {one.device for one, each in plain.values() if one.is_cuda and one.data_ptr() != each.data_ptr()}:
+        for gpu in {one.device for one, each in made_plain.values() if one.is_cuda and one.data_ptr() != each.data_ptr()}:
             torch.cuda.current_stream(gpu).synchronize()
     copy_planned(Plan(pairs, context=context), stream)
     return result
@@ -205,10 +210,6 @@ def _extents(size: Any) -> tuple[int, ...]:
     if any(extent < 0 for extent in extents):
         raise ArgumentError(f"size={size}: must not be negative", argument="size")
     return extents
-
-
-def _plain(tensor: Any) -> Any:
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def _carve_like(tensors: list[Any], device: int, context: Context | None) -> list[Any]:

@@ -369,7 +369,7 @@ print("end")
 
 
 # Modules that import torch.
-OF_TORCH = {"mpgpu.torch", "mpgpu._load", "mpgpu._torch_devices", "mpgpu._trees"}
+OF_TORCH = {"mpgpu.torch", "mpgpu._fill", "mpgpu._load", "mpgpu._save", "mpgpu._torch_devices", "mpgpu._trees"}
 
 
 def every_class():
@@ -384,6 +384,7 @@ def every_class():
 
 # Classes that own no resources of the library. A new class must be added here, unless its objects cannot be copied.
 PLAIN = {"Arrival", "Current", "Entries", "Memory", "Owner", "Part", "SentEntry", "Storages"}
+PLAIN |= {"Filler", "NewFile", "Progress", "Segments", "Writers", "Written", "_Batch", "_State"}
 PLAIN |= {"_Contents", "_End", "_First", "_Freed", "_Gathering", "_Index", "_Nothing", "_Used", "_Waiting"}
 OWNERS = sorted(
     {

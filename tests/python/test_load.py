@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import resource
+import sys
 
 import mpgpu
 import pytest
@@ -66,13 +67,15 @@ def assert_equal(loaded, tensors):
 
 
 def test_every_tensor_of_a_file_is_loaded(weights, capsys, monkeypatch):
+    # Without tqdm, the progress is text.
+    monkeypatch.setitem(sys.modules, "tqdm", None)
     path, tensors = weights
     for where in ("cpu", torch.device("cpu"), mpgpu.HOST, dict.fromkeys(tensors, "cpu")):
         assert_equal(mpgpu.torch.load(path, where), tensors)
     assert_equal(mpgpu.torch.load(os.fsencode(path), "cpu"), tensors)
     assert capsys.readouterr().err == ""
     # The file needs several batches with this limit, and one of them is larger than the limit.
-    monkeypatch.setattr(mpgpu._load, "_BATCH", 1 << 10)
+    monkeypatch.setattr(mpgpu._contents, "_BATCH", 1 << 10)
     assert_equal(mpgpu.torch.load(str(path), "cpu", progress=True), tensors)
     assert f"{path}: 0.0 of 0.0 GB, " in capsys.readouterr().err
 
@@ -90,29 +93,33 @@ def test_a_file_that_is_not_mapped_is_read(weights, monkeypatch):
     def refused(*_, **__):
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
-    monkeypatch.setattr(mpgpu._load.mmap, "mmap", refused)
-    monkeypatch.setattr(mpgpu._load, "_READ_BATCH", 1 << 10)
-    assert_equal(mpgpu.torch.load(path, "cpu"), tensors)
-    assert_equal(mpgpu.torch.load(path, {"layer.4": "cpu"}), {"layer.4": tensors["layer.4"]})
+    monkeypatch.setattr(mpgpu._contents.mmap, "mmap", refused)
+    monkeypatch.setattr(mpgpu._contents, "_READ_BATCH", 1 << 10)
+    with pytest.warns(RuntimeWarning, match=rf"{path}: the system cannot map the file \(No such device\)") as warned:
+        assert_equal(mpgpu.torch.load(path, "cpu"), tensors)
+    assert [each.filename for each in warned] == [__file__]
+    with pytest.warns(RuntimeWarning, match="cannot map"):
+        assert_equal(mpgpu.torch.load(path, {"layer.4": "cpu"}), {"layer.4": tensors["layer.4"]})
 
     def shortened(*_, **__):
         os.truncate(path, path.stat().st_size - 1)
         refused()
 
-    monkeypatch.setattr(mpgpu._load.mmap, "mmap", shortened)
-    with pytest.raises(mpgpu.ArgumentError, match=rf"{path}: the file has become shorter since its header was read"):
-        mpgpu.torch.load(path, "cpu")
+    monkeypatch.setattr(mpgpu._contents.mmap, "mmap", shortened)
+    with pytest.warns(RuntimeWarning, match="cannot map"):
+        with pytest.raises(mpgpu.ArgumentError, match=rf"{path}: the file has become shorter since its header was read"):
+            mpgpu.torch.load(path, "cpu")
 
 
 def test_a_file_that_is_shortened_before_it_is_mapped_is_refused(weights, monkeypatch):
     path, _ = weights
-    whole = mpgpu._load.mmap.mmap
+    whole = mpgpu._contents.mmap.mmap
 
     def shortened(*arguments, **more):
         os.truncate(path, 4096)
         return whole(*arguments, **more)
 
-    monkeypatch.setattr(mpgpu._load.mmap, "mmap", shortened)
+    monkeypatch.setattr(mpgpu._contents.mmap, "mmap", shortened)
     with pytest.raises(mpgpu.ArgumentError, match="has become shorter"):
         mpgpu.torch.load(path, "cpu")
 
@@ -124,7 +131,10 @@ OTHERS = [
     (b"PK\x03\x04" + bytes(5000), r"it is a file of torch\.save: mpgpu\.torch\.to\(torch\.load\(path, mmap=True\), device\)"),
     (pickle.dumps({"a": 1}), r"it is a pickle, as of torch\.save"),
     (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n", r"it is a Git LFS pointer .*: run git lfs pull"),
-    (json.dumps(INDEX, indent=2).encode(), r"it is the index of a model in 5 files: load each of them: model-0\.safetensors, .*, …"),
+    (
+        json.dumps(INDEX, indent=2).encode(),
+        r"it is the index of a model in 5 files: rename it to \*\.safetensors\.index\.json, or load its files: model-0\.safetensors, .*, …",
+    ),
     (json.dumps({"torch_dtype": "bfloat16"}, indent=2).encode(), r"it is JSON: pass the file with the tensors"),
     (b"<!DOCTYPE html><html>Not found</html>", r"it is a page of HTML or XML"),
     (b"GGUF" + bytes(100), r"it is a GGUF file"),
@@ -211,7 +221,7 @@ def test_what_the_system_refuses_raises_its_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         mpgpu.torch.load(tmp_path / "nowhere", "cpu")
     with pytest.raises(IsADirectoryError):
-        mpgpu.torch.load(tmp_path, "cpu")
+        mpgpu.torch.load([tmp_path], "cpu")
     file = file_of(tmp_path / "file", {"a": one()}, b"wxyz")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
@@ -243,7 +253,7 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path):
     os.mkfifo(fifo)
     with pytest.raises(mpgpu.ArgumentError, match=rf"{fifo}: a FIFO, which cannot be loaded: save its contents to a file first"):
         mpgpu.torch.load(fifo, "cpu")
-    with pytest.raises(mpgpu.ArgumentError, match="/dev/zero: a device, which is not read"):
+    with pytest.raises(mpgpu.ArgumentError, match="/dev/zero: a device, which cannot be loaded"):
         mpgpu.torch.load("/dev/zero", "cpu")
 
 
@@ -304,3 +314,7 @@ def test_two_elements_of_four_bits_are_one_of_torch(tmp_path):
     loaded = mpgpu.torch.load(file, "cpu")["a"]
     assert (loaded.dtype, loaded.shape) == (torch.float4_e2m1fn_x2, (3, 2))
     assert loaded.view(torch.uint8).flatten().tolist() == [1, 2, 3, 4, 5, 6]
+    # A byte that contains elements of two rows has no shape in torch.
+    file = file_of(tmp_path / "odd", {"a": one("F4", (2, 3), (0, 3))}, b"\x01\x02\x03")
+    with pytest.raises(mpgpu.ArgumentError, match=r"tensor 'a': its shape \(2, 3\) must end with an even number, because its type is F4"):
+        mpgpu.torch.load(file, "cpu")

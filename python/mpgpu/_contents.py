@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Contents of files as memory: the mapped pages of a file, or copies of them."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+from ._context import Context
+from ._memory import Memory, memory_of
+from .errors import ArgumentError
+
+# Maximum number of bytes of a mapped file that are copied in one batch.
+_BATCH = 4 << 30
+# Maximum number of bytes that are read and copied in one batch if the file cannot be mapped.
+_READ_BATCH = 256 << 20
+# Number of bytes that the system reads ahead at a time.
+_AHEAD = 64 << 20
+# Maximum number of buffers in one call of the system.
+MOST_BUFFERS = 1024
+
+
+class _Contents:
+    """Contents of a file as memory: the mapped pages of the file, or copies of them if the system cannot map the file."""
+
+    def __init__(self, file: BinaryIO, path: str, *, cache: bool = True, context: Context | None = None) -> None:
+        self._file = file
+        self._path = path
+        self._cache = cache
+        self._context = context
+        self._pages: Memory | None = None
+        # Reason why the file is not mapped.
+        self.refusal = ""
+        try:
+            self._pages = memory_of(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)
+        except OSError as error:
+            self.refusal = error.strerror or str(error)
+
+    @property
+    def batch(self) -> int:
+        """Maximum number of bytes of the file that are copied to the devices in one batch."""
+        return _BATCH if self._pages is not None else _READ_BATCH
+
+    def range(self, begin: int, end: int) -> tuple[Memory, int]:
+        """Returns memory that holds bytes `begin` to `end` of the file, and the file offset at which that memory begins."""
+        if self._pages is not None:
+            # An access to pages beyond the end of the file would end the process.
+            if min(self._pages.nbytes, os.fstat(self._file.fileno()).st_size) < end:
+                raise self._shorter()
+            return self._pages, 0
+        read = bytearray(end - begin)
+        self.read([read], begin)
+        return memory_of(read, self._path), begin
+
+    def read(self, buffers: Sequence[Any], begin: int) -> None:
+        """Reads the file from byte `begin` on into buffers, one after the other. None of them is empty."""
+        position, filled, at = 0, 0, begin
+        while position < len(buffers):
+            some = list(buffers[position : position + MOST_BUFFERS])
+            if filled:
+                some[0] = memoryview(some[0])[filled:]
+            count = os.preadv(self._file.fileno(), some, at)
+            if count == 0:
+                raise self._shorter()
+            at += count
+            filled += count
+            while position < len(buffers) and filled >= len(buffers[position]):
+                filled -= len(buffers[position])
+                position += 1
+
+    def close(self) -> None:
+        """Releases the mapping, as soon as no copy uses it. The file stays open."""
+        self._pages = None
+
+    def _shorter(self) -> ArgumentError:
+        return ArgumentError(f"{self._path}: the file has become shorter since its header was read: load it again when it is complete")
+
+
+@contextlib.contextmanager
+def reading_ahead(ranges: Sequence[tuple[int, int, int]]) -> Iterator[None]:
+    """Returns a context manager. While it is entered, the system reads ranges of files ahead into memory. Reading takes no time if the data
+    are already in memory.
+
+    Args:
+        ranges: file descriptor, first byte and end of each range. The files must be open until the context manager is exited.
+    """
+    ended = threading.Event()
+
+    def ahead() -> None:
+        for file, begin, end in ranges:
+            for at in range(begin, end, _AHEAD):
+                if ended.is_set():
+                    return
+                # This call is a hint. If the system ignores it, the data are read later.
+                with contextlib.suppress(OSError):
+                    os.posix_fadvise(file, at, min(_AHEAD, end - at), os.POSIX_FADV_WILLNEED)
+
+    reader = threading.Thread(target=ahead, name="mpgpu-ahead", daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        reader.join()
