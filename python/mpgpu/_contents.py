@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from ._context import Context
+from ._mapped import MappedFile
 from ._memory import Memory, memory_of
-from .errors import ArgumentError
+from .errors import ArgumentError, DriverError, NotSupported
 
 # Maximum number of bytes of a mapped file that are copied in one batch.
 _BATCH = 4 << 30
@@ -25,20 +25,27 @@ MOST_BUFFERS = 1024
 
 
 class _Contents:
-    """Contents of a file as memory: the mapped pages of the file, or copies of them if the system cannot map the file."""
+    """Contents of a file as memory: the mapped file, or copies of its bytes if the system cannot map it.
 
-    def __init__(self, file: BinaryIO, path: str, *, cache: bool = True, context: Context | None = None) -> None:
+    Args:
+        file: the open file.
+        path: path of the file, for messages.
+        cache: False to leave the page cache of the system as it is.
+        context: the context whose copies read the file. ``None`` if :meth:`range` is not called.
+    """
+
+    def __init__(self, file: BinaryIO, path: str, *, cache: bool, context: Context | None) -> None:
         self._file = file
         self._path = path
-        self._cache = cache
-        self._context = context
         self._pages: Memory | None = None
         # Reason why the file is not mapped.
         self.refusal = ""
+        if context is None:
+            return
         try:
-            self._pages = memory_of(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)
-        except OSError as error:
-            self.refusal = error.strerror or str(error)
+            self._pages = memory_of(MappedFile(file, cache=cache, context=context)[:], path)
+        except NotSupported as error:
+            self.refusal = str(error)
 
     @property
     def batch(self) -> int:
@@ -48,8 +55,8 @@ class _Contents:
     def range(self, begin: int, end: int) -> tuple[Memory, int]:
         """Returns memory that holds bytes `begin` to `end` of the file, and the file offset at which that memory begins."""
         if self._pages is not None:
-            # An access to pages beyond the end of the file would end the process.
-            if min(self._pages.nbytes, os.fstat(self._file.fileno()).st_size) < end:
+            # The mapping is not longer than the file was when it was mapped.
+            if self._pages.nbytes < end:
                 raise self._shorter()
             return self._pages, 0
         read = bytearray(end - begin)
@@ -75,6 +82,18 @@ class _Contents:
     def close(self) -> None:
         """Releases the mapping, as soon as no copy uses it. The file stays open."""
         self._pages = None
+
+    @contextlib.contextmanager
+    def copying(self) -> Iterator[None]:
+        """Returns a context manager for copies from memory of :meth:`range`. If a copy fails because the file has become shorter, the
+        exception says so.
+        """
+        try:
+            yield
+        except DriverError as error:
+            if self._pages is not None and os.fstat(self._file.fileno()).st_size < self._pages.nbytes:
+                raise self._shorter() from error
+            raise
 
     def _shorter(self) -> ArgumentError:
         return ArgumentError(f"{self._path}: the file has become shorter since its header was read: load it again when it is complete")

@@ -54,6 +54,11 @@ class Wanted(NamedTuple):
         return self.entry.end - self.entry.begin
 
 
+def is_read_by_cpu(wanted: Wanted) -> bool:
+    """True if the CPU reads the tensor from the file. Other tensors are copied by a context."""
+    return wanted.nbytes < SMALL and len(wanted.devices) == 1 and wanted.devices[0].type == "cpu"
+
+
 Targets = Mapping[str, Sequence[Any]]
 """Tensors to fill, by name: one for each device."""
 
@@ -118,7 +123,8 @@ class Filler:
                     address = staging.data_ptr() + each.entry.begin - begin
                     segments.add(tensors[at].data_ptr(), address, each.nbytes, (tensors[at], staging))
         # A file is loaded once, so measuring variants of the plan would take more time than it saves.
-        Plan(pairs, adapt=False, context=context, as_bytes=True).execute().synchronize()
+        with contents.copying():
+            Plan(pairs, adapt=False, context=context, as_bytes=True).execute().synchronize()
         self.finish()
         for gpu, segments in scattered.items():
             if gpu is None:
@@ -148,7 +154,7 @@ class _Batch:
                 run = []
             if each.nbytes >= SMALL:
                 self.direct.append(filled)
-            elif len(each.devices) == 1 and gpu_of(filled[1][0]) is None:
+            elif is_read_by_cpu(each):
                 self.read.append((each, filled[1][0]))
             else:
                 run.append(filled)

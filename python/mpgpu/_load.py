@@ -14,8 +14,8 @@ from typing import Any, Union, overload
 import torch
 
 from ._contents import _Contents, reading_ahead
-from ._context import Context
-from ._fill import Filler, Wanted, allocated, batches
+from ._context import Context, default_context
+from ._fill import Filler, Wanted, allocated, batches, is_read_by_cpu
 from ._garbage import without_collection
 from ._memory import why_no_memory
 from ._progress import Progress
@@ -347,7 +347,8 @@ def _batches(
     ahead = [each for shard, some in filled for each in _ranges(shard, some)] if cache else []
     with reading_ahead(ahead):
         for shard, some in filled:
-            contents = _Contents(shard.file, shard.path, cache=cache, context=context)
+            copying = None if all(map(is_read_by_cpu, some)) else context or default_context()
+            contents = _Contents(shard.file, shard.path, cache=cache, context=copying)
             if contents.refusal and not warned:
                 warned = True
                 warnings.warn(

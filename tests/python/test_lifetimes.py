@@ -214,7 +214,7 @@ def test_what_cannot_be_mapped_is_refused(tmp_path):
         mpgpu.MappedFile(tmp_path / "none")
     with pytest.raises(mpgpu.ArgumentError, match="descriptor=-1"):
         mpgpu.MappedFile(-1)
-    with pytest.raises(TypeError, match="file=7.5"):
+    with pytest.raises(TypeError, match=r"file=7\.5"):
         mpgpu.MappedFile(7.5)
 
 

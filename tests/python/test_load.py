@@ -91,11 +91,12 @@ def test_a_file_that_is_not_mapped_is_read(weights, monkeypatch):
     path, tensors = weights
 
     def refused(*_, **__):
-        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        raise mpgpu.NotSupported("no mapping of files")
 
-    monkeypatch.setattr(mpgpu._contents.mmap, "mmap", refused)
+    monkeypatch.setattr(mpgpu._fill, "SMALL", 0)
+    monkeypatch.setattr(mpgpu._contents, "MappedFile", refused)
     monkeypatch.setattr(mpgpu._contents, "_READ_BATCH", 1 << 10)
-    with pytest.warns(RuntimeWarning, match=rf"{path}: the system cannot map the file \(No such device\)") as warned:
+    with pytest.warns(RuntimeWarning, match=rf"{path}: the system cannot map the file \(no mapping of files\)") as warned:
         assert_equal(mpgpu.torch.load(path, "cpu"), tensors)
     assert [each.filename for each in warned] == [__file__]
     with pytest.warns(RuntimeWarning, match="cannot map"):
@@ -105,23 +106,33 @@ def test_a_file_that_is_not_mapped_is_read(weights, monkeypatch):
         os.truncate(path, path.stat().st_size - 1)
         refused()
 
-    monkeypatch.setattr(mpgpu._contents.mmap, "mmap", shortened)
+    monkeypatch.setattr(mpgpu._contents, "MappedFile", shortened)
     with pytest.warns(RuntimeWarning, match="cannot map"):
         with pytest.raises(mpgpu.ArgumentError, match=rf"{path}: the file has become shorter since its header was read"):
             mpgpu.torch.load(path, "cpu")
 
 
-def test_a_file_that_is_shortened_before_it_is_mapped_is_refused(weights, monkeypatch):
-    path, _ = weights
-    whole = mpgpu._contents.mmap.mmap
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_file_that_is_shortened_before_or_after_it_is_mapped_is_refused(weights, monkeypatch, cache):
+    path, tensors = weights
+    contents = path.read_bytes()
 
-    def shortened(*arguments, **more):
+    def shortened_before(*arguments, **options):
         os.truncate(path, 4096)
-        return whole(*arguments, **more)
+        return mpgpu.MappedFile(*arguments, **options)
 
-    monkeypatch.setattr(mpgpu._contents.mmap, "mmap", shortened)
-    with pytest.raises(mpgpu.ArgumentError, match="has become shorter"):
-        mpgpu.torch.load(path, "cpu")
+    def shortened_after(*arguments, **options):
+        mapped = mpgpu.MappedFile(*arguments, **options)
+        os.truncate(path, 4096)
+        return mapped
+
+    monkeypatch.setattr(mpgpu._fill, "SMALL", 0)
+    assert_equal(mpgpu.torch.load(path, "cpu", cache=cache), tensors)
+    for shortened in (shortened_before, shortened_after):
+        path.write_bytes(contents)
+        monkeypatch.setattr(mpgpu._contents, "MappedFile", shortened)
+        with pytest.raises(mpgpu.ArgumentError, match=rf"{path}: the file has become shorter"):
+            mpgpu.torch.load(path, "cpu", cache=cache)
 
 
 INDEX = {"metadata": {"total_size": 8}, "weight_map": {f"{number}": f"model-{number % 5}.safetensors" for number in range(9)}}
