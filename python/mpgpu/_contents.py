@@ -86,7 +86,7 @@ class _Contents:
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
         """Returns a context manager for copies from memory of :meth:`range`. If a copy fails because the file has become shorter, the
-        exception says so.
+        exception states this reason.
         """
         try:
             yield

@@ -33,7 +33,7 @@ static MAPPED: RwLock<Vec<Arc<MappedFile>>> = RwLock::new(Vec::new());
 /// Number of entries of [`MAPPED`]. Copies of programs that have mapped no file with this library therefore need no lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether reading a file leaves its bytes in the page cache of the operating system.
+/// Use of the operating system's page cache when a file is read.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Caching {
     /// Bytes are read through the page cache, as by `read`.
@@ -50,7 +50,7 @@ pub struct MappedFile {
     /// Offset in the file of the first byte of the mapping.
     offset: u64,
     file: File,
-    /// The same file, opened for direct I/O.
+    /// A second descriptor of the file, for direct I/O.
     direct: Option<File>,
     /// True if the mapping is private. Pages to which the program has written then differ from the file.
     is_private: bool,

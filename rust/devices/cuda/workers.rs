@@ -277,7 +277,7 @@ impl Job {
         Ok(())
     }
 
-    /// Logs how much of their time the threads have copied. In the remaining time they have waited: for free slots of the staging rings if
+    /// Logs the share of time in which the threads of the job have copied. In the remaining time the threads have waited: for free slots of the staging rings if
     /// the links are the limit, or for other work of the stream.
     fn log_times(&self) {
         if self.divided.bytes < LITTLE_BYTES || !log::log_enabled!(log::Level::Debug) {
