@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// let file = MappedFile::new(&ctx, &std::fs::File::open(&path)?, Caching::Keep)?;
 /// let on_gpu = Buffer::<u32>::zeroed(&ctx, Device::gpu(0), 1000)?;
 /// let stream = Stream::new(&ctx, Device::gpu(0))?;
-/// ctx.plan([(&on_gpu, file.bytes(1000..5000))])?.enqueue(&stream)?.wait()?;
+/// ctx.plan([(&on_gpu, file.bytes(1000..5000))])?.enqueue(&stream)?;
 /// assert_eq!(on_gpu.to_vec(&stream)?, [0x0707_0707; 1000]);
 /// # std::fs::remove_file(&path)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -76,7 +76,7 @@ pub use batch::Transfer;
 pub use cache::CacheStatistics;
 pub use callbacks::Callback;
 pub use choosing::Measured;
-pub use claims::GpuClaim;
+pub use claims::{Claims, GpuClaim};
 pub use config::{BackendChoice, Config, MOST_THREADS, NO_TUNING, PlanOptions, Verify};
 pub use error::{End, Error};
 pub use execute::{Plan, Trace};

@@ -5,9 +5,11 @@ use super::error::Error;
 use super::lifetime::Context;
 use super::registered::Registration;
 use super::state::ContextState;
+use crate::backend::files::{self, Caching};
 use crate::backend::{BackendError, Report, StreamHandle, no_completion};
 use crate::sync::lock;
 use crate::topology::DeviceId;
+use std::os::fd::BorrowedFd;
 
 impl Context {
     /// Allocates `bytes` bytes on `device` and returns their address. The context owns the memory until [`free`](Context::free).
@@ -110,6 +112,24 @@ impl Context {
         let taken_back = shared.backend.unregister(address);
         shared.holdings.count_free();
         Ok(taken_back?)
+    }
+
+    /// Maps a whole file read-only, and returns the address and the size in bytes of the mapping. The descriptor is duplicated, so the
+    /// caller may close its own.
+    pub fn map_file(&self, descriptor: BorrowedFd<'_>, caching: Caching) -> Result<(u64, u64), Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.shared.files.add(files::map(descriptor, caching)?))
+    }
+
+    /// Removes a mapping of [`map_file`](Context::map_file). First waits until all work of the context that was enqueued so far has
+    /// finished, because a copy may still read the file.
+    pub fn unmap_file(&self, address: u64) -> Result<(), Error> {
+        drop(self.shared.enter()?);
+        let mapping = self.shared.files.take(address)?;
+        // An error of an execution is reported to the caller that waits for this execution.
+        let _ = self.shared.backend.synchronize();
+        drop(mapping);
+        Ok(())
     }
 }
 

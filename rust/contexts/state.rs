@@ -55,7 +55,8 @@ pub struct ContextState {
     pub(super) holdings: Holdings,
     pub(super) deferred: Deferred,
     pub(super) registrations: Registrations,
-    pub(super) claims: Claims,
+    /// GPUs that groups of processes have assigned to this process.
+    pub claims: Claims,
     pub(super) files: Files,
     pub(super) sharing: PeerMemory,
     /// Objects that must end before the context closes. `None` once the context has begun to close.

@@ -104,7 +104,7 @@ impl NodeGroup {
             exchange,
             machine: Arc::new(machine),
             gpus,
-            _claim: context.state().claim_gpus(own),
+            _claim: context.state().claims.add(own),
             plans: AtomicU64::new(0),
             order: StepOrder::default(),
         })
@@ -222,7 +222,7 @@ impl Hello {
         let identity = ProcessIdentity::here([0; 16])?;
         let mut offered = gpus.to_vec();
         if offered.is_empty() {
-            offered = context.state().claimed_gpus();
+            offered = context.state().claims.oldest();
         }
         if offered.is_empty() {
             offered = (0..context.machine().gpu_count()).map(DeviceId::gpu).collect();

@@ -2,7 +2,7 @@
 
 use super::addresses::{address, segment};
 use super::device::Mark;
-use super::driver::{OutsideCapture, call, code, handle};
+use super::driver::{Driver, OutsideCapture, call, code, handle};
 use super::lane::Lane;
 use super::parts::Core;
 use super::timing::Timing;
@@ -83,34 +83,11 @@ impl Core {
             // the copy.
             self.check_freed(execution, state)?;
             if files::mapped_at(src, bytes).is_some() {
-                return self.enqueue_from_file(copy, Segment { dst, src, bytes }, stream);
+                return enqueue_from_file(driver, copy, Segment { dst, src, bytes }, stream);
             }
         }
         // SAFETY: The ranges are valid for the reasons given for the call above.
         unsafe { call!(driver, cuMemcpyAsync(dst, src, bytes as usize, handle(stream))) }
-    }
-
-    /// Copies from a mapped file: reads a part of the file into memory of this call, and enqueues a copy of that part. The driver reads
-    /// pageable memory before the call returns. It would access the mapping itself by loads, which kill the process if the file has become
-    /// shorter.
-    #[cold]
-    fn enqueue_from_file(&self, copy: &Copy, Segment { dst, src, bytes }: Segment, stream: usize) -> Result<(), BackendError> {
-        const PART: u64 = 2 << 20;
-        if self.gpus.driver.is_capturing(handle(stream))? {
-            let why = "a graph cannot read a mapped file; copy the file to memory first, or execute the plan outside the capture";
-            return Err(BackendError::NotSupported(why.into()));
-        }
-        let transfer = if let Place::Source { transfer, .. } = copy.from { transfer } else { 0 };
-        let mut part = vec![0_u8; bytes.min(PART) as usize];
-        let own = part.as_mut_ptr().expose_provenance() as u64;
-        for at in (0..bytes).step_by(PART as usize) {
-            let count = PART.min(bytes - at) as usize;
-            // SAFETY: the part is large enough and belongs to this call.
-            unsafe { guarded::copy(own, src + at, count, [false, true]) }.map_err(|fault| fault.error(transfer))?;
-            // SAFETY: The destination is valid for the reasons given in `enqueue_copy`.
-            unsafe { call!(self.gpus.driver, cuMemcpyAsync(dst + at, own, count, handle(stream))) }?;
-        }
-        Ok(())
     }
 
     /// True if the driver currently knows the memory of both the source and the destination of a copy.
@@ -205,4 +182,27 @@ impl Core {
         self.gpus.driver.check("cuMemcpyBatchAsync", code)?;
         Ok(true)
     }
+}
+
+/// Copies from a mapped file: reads a part of the file into memory of this call, and enqueues a copy of that part. The driver reads
+/// pageable memory before the call returns. It would access the mapping itself by loads, which kill the process if the file has become
+/// shorter.
+#[cold]
+fn enqueue_from_file(driver: &Driver, copy: &Copy, Segment { dst, src, bytes }: Segment, stream: usize) -> Result<(), BackendError> {
+    const PART: u64 = 2 << 20;
+    if driver.is_capturing(handle(stream))? {
+        let why = "a graph cannot read a mapped file; copy the file to memory first, or execute the plan outside the capture";
+        return Err(BackendError::NotSupported(why.into()));
+    }
+    let transfer = if let Place::Source { transfer, .. } = copy.from { transfer } else { 0 };
+    let mut part = vec![0_u8; bytes.min(PART) as usize];
+    let own = part.as_mut_ptr().expose_provenance() as u64;
+    for at in (0..bytes).step_by(PART as usize) {
+        let count = PART.min(bytes - at) as usize;
+        // SAFETY: the part is large enough and belongs to this call.
+        unsafe { guarded::copy(own, src + at, count, [false, true]) }.map_err(|fault| fault.error(transfer))?;
+        // SAFETY: The destination is valid for the reasons given in `Core::enqueue_copy`.
+        unsafe { call!(driver, cuMemcpyAsync(dst + at, own, count, handle(stream))) }?;
+    }
+    Ok(())
 }

@@ -63,7 +63,7 @@ fn arrived(on_gpu: u64, bytes: usize) -> &'static [u8] {
 
 #[test]
 fn threads_read_a_mapped_file_and_report_that_it_became_shorter() {
-    for (threads, caching) in [(1, Caching::Keep), (5, Caching::Keep), (5, Caching::Bypass)] {
+    for (threads, caching) in [(0, Caching::Keep), (1, Caching::Keep), (5, Caching::Keep), (5, Caching::Bypass)] {
         let context = context(threads);
         let (scratch, contents) = Scratch::new("mapped");
         let on_gpu = context.allocate(GPU0, BYTES as u64).expect("memory");
