@@ -137,6 +137,10 @@ struct exchange_progress {
 
 /// Options of a halo exchange.
 struct options {
+    /// Number of layers of cells that an exchange transfers, for all variables. It may be less than the ghost widths of
+    /// the arrays: the layers next to the computed cells are exchanged, and the others are not changed. If it is empty,
+    /// it is the ghost width of the grid or domain. Equal on all ranks.
+    std::optional<layers> depth;
     /// Limit that decides which regions are packed. A region consists of the cells that two ranks exchange across one
     /// face, edge or corner. A region of at most this number of contiguous pieces is copied directly into ghost cells,
     /// with one transfer per piece and variable. A region of more pieces is packed into a message. With the value 0 all

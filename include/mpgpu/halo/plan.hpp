@@ -104,7 +104,16 @@ class plan {
     /// Throws `argument_error` if the grid and the arrays do not match. Throws `not_supported` if cells must be packed
     /// on the CUDA backend and `options::copy` is empty. Throws the exceptions of `mpgpu::plan`.
     plan(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how = {})
-        : plan(fastest(ctx, g, arrays, how, checked(g, arrays, how))) {}
+        : plan(fastest(ctx, checked(g, arrays, how), arrays, how)) {}
+
+    /// Creates a plan in which this process contains all ranks. Rank `rank` computes the boxes `boxes[rank]`. Its
+    /// arrays are `arrays[rank]`. The neighbours of a box are all boxes that intersect it when it is grown by the
+    /// layers to exchange, and their periodic images. Ghost cells that are in no box are not changed.
+    ///
+    /// Throws `argument_error` if boxes overlap, and the exceptions of the constructor above.
+    plan(const context &ctx, const domain &whole, array_view<const rank_boxes> boxes,
+         array_view<const rank_arrays> arrays, const options &how = {})
+        : plan(fastest(ctx, checked(whole, boxes, arrays, how), arrays, how)) {}
 
     /// Creates a plan with one process per rank. Collective. Each process passes the arrays of its own rank. `node` is
     /// an `mpi::node`; include mpgpu/halo_mpi.hpp. Rank numbers in the grid are those of the node's communicator. Call
@@ -134,6 +143,13 @@ class plan {
     template <class Node, std::enable_if_t<!std::is_same_v<Node, grid>, int> = 0>
     plan(const context &ctx, const Node &node, const grid &g, const rank_arrays &arrays, const options &how = {})
         : plan(detail::processes<Node>::make(ctx, node, g, arrays, how)) {}
+
+    /// Creates a plan with one process per rank, in which each process passes the boxes of its own rank. Collective.
+    /// The boxes of all ranks are gathered. Otherwise as the constructor above, and the one with boxes in one process.
+    template <class Node, std::enable_if_t<!std::is_same_v<Node, domain>, int> = 0>
+    plan(const context &ctx, const Node &node, const domain &whole, const rank_boxes &boxes, const rank_arrays &arrays,
+         const options &how = {})
+        : plan(detail::processes<Node>::make(ctx, node, whole, boxes, arrays, how)) {}
 
     /// Blocks until the exchanges of the plan have finished, and frees its resources. The plan is then empty. It may be
     /// destroyed or assigned to.
@@ -294,49 +310,80 @@ class plan {
         launch_function unpack_off_node;
     };
 
-    /// Argument of a constructor, as proof that `checked` has accepted the arguments before resources are created.
-    struct valid {};
+    explicit plan(const context &ctx) : context_(ctx.get()), begun_(ctx), finished_(ctx) {}
 
-    plan(const context &ctx, valid) : context_(ctx.get()), begun_(ctx), finished_(ctx) {}
-
-    static valid checked(const grid &g, array_view<const rank_arrays> arrays, const options &how) {
+    /// Checks the arguments of a plan in one process. Returns the regions to exchange.
+    static detail::connections checked(const grid &g, array_view<const rank_arrays> arrays, const options &how) {
         std::optional<error_details> wrong = detail::wrong(g);
-        wrong = wrong ? wrong : detail::wrong(how);
         if (!wrong && arrays.size() != static_cast<std::size_t>(rank_count(g))) {
             wrong = detail::invalid("arrays", "arrays of " + std::to_string(arrays.size()) + " ranks: the grid has " +
                                                   std::to_string(rank_count(g)));
         }
-        for (int rank = 0; !wrong && rank < rank_count(g); ++rank) {
-            const rank_arrays &own = arrays[static_cast<std::size_t>(rank)];
-            wrong = detail::wrong(g, rank, own);
-            if (!wrong && detail::element_sizes(own) != detail::element_sizes(arrays[0])) {
-                wrong = detail::invalid("arrays", "rank " + std::to_string(rank) +
-                                                      " has different variables from rank 0: their number and element "
-                                                      "sizes must be the same on all ranks, in the same order");
-            }
-        }
         if (wrong) {
             detail::fail(std::move(*wrong));
         }
-        return {};
+        std::vector<rank_boxes> boxes;
+        for (int rank = 0; rank < rank_count(g); ++rank) {
+            boxes.push_back({box_of(g, rank)});
+        }
+        return checked(detail::domain_of(g), boxes, arrays, how);
+    }
+
+    /// Checks the arguments of a plan in one process. Returns the regions to exchange.
+    static detail::connections checked(const domain &whole, array_view<const rank_boxes> boxes,
+                                       array_view<const rank_arrays> arrays, const options &how) {
+        std::optional<error_details> wrong = detail::wrong(how);
+        if (!wrong && (arrays.size() != boxes.size() || boxes.empty())) {
+            wrong = detail::invalid("arrays", "arrays of " + std::to_string(arrays.size()) + " ranks and boxes of " +
+                                                  std::to_string(boxes.size()) + ": pass both for each rank");
+        }
+        detail::division all;
+        all.whole = whole;
+        all.depth = how.depth.value_or(whole.ghost);
+        all.ranks = static_cast<int>(boxes.size());
+        wrong = wrong ? wrong : detail::wrong(whole, all.depth, {});
+        for (std::size_t rank = 0; !wrong && rank < boxes.size(); ++rank) {
+            const auto number = static_cast<int>(rank);
+            wrong = detail::wrong(whole, all.depth, number, boxes[rank], arrays[rank]);
+            if (wrong) {
+                break;
+            }
+            const std::vector<detail::variable> own = detail::variables_of(arrays[rank], boxes[rank].size());
+            if (rank == 0) {
+                all.variables = own;
+                wrong = detail::wrong(whole, all.depth, own);
+            } else if (own != all.variables) {
+                wrong =
+                    detail::invalid("arrays", "rank " + std::to_string(rank) +
+                                                  " has different variables from rank 0: their number, element sizes "
+                                                  "and staggering must be the same on all ranks, in the same order");
+            }
+            if (!wrong) {
+                detail::add_boxes(all, number, boxes[rank], arrays[rank]);
+            }
+        }
+        wrong = wrong ? wrong : detail::overlapping(all);
+        if (wrong) {
+            detail::fail(std::move(*wrong));
+        }
+        return detail::connect(all);
     }
 
     /// Creates a plan with the given value of `options::direct_pieces`.
-    static plan with_limit(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how,
-                           std::uint64_t direct_pieces) {
-        const detail::schedule all =
-            detail::schedule_of(g, detail::element_sizes(arrays[0]), direct_pieces, [](int) { return true; });
-        plan made(ctx, valid{});
+    static plan with_limit(const context &ctx, const detail::connections &between, array_view<const rank_arrays> arrays,
+                           const options &how, std::uint64_t direct_pieces) {
+        const detail::schedule all = detail::schedule_of(between, direct_pieces, [](int) { return true; });
+        plan made(ctx);
         made.direct_pieces_ = direct_pieces;
-        for (int rank = 0; rank < rank_count(g); ++rank) {
-            made.add_lane(ctx, all, rank, arrays[static_cast<std::size_t>(rank)], false);
+        for (std::size_t rank = 0; rank < arrays.size(); ++rank) {
+            made.add_lane(ctx, all, static_cast<int>(rank), arrays[rank], false);
         }
-        made.add_copies(ctx, g, all, how);
+        made.add_copies(ctx, all, how);
         std::vector<transfer> transfers;
         for (const detail::rank_pair &p : all.pairs) {
             lane &from = made.lanes_[static_cast<std::size_t>(p.from)];
             lane &to = made.lanes_[static_cast<std::size_t>(p.to)];
-            detail::add_direct(transfers, p, g, from.arrays, to.arrays);
+            detail::add_direct(transfers, p, from.arrays, to.arrays);
             if (p.from != p.to && p.bytes > 0) {
                 transfers.push_back(make_transfer(to.inbox->subspan(p.inbox_offset, p.bytes),
                                                   from.outbox->subspan(p.outbox_offset, p.bytes)));
@@ -350,35 +397,37 @@ class plan {
 
     /// Creates a plan in which messages are pushed: the packing kernel writes them directly into the receiver's memory.
     /// Exchanges are ordered by streams, as with the other methods.
-    static plan with_pushed(const context &ctx, const grid &g, array_view<const rank_arrays> arrays,
-                            const options &how) {
-        detail::schedule all = detail::schedule_of(g, detail::element_sizes(arrays[0]), 0, [](int) { return true; });
+    static plan with_pushed(const context &ctx, const detail::connections &between,
+                            array_view<const rank_arrays> arrays, const options &how) {
+        detail::schedule all = detail::schedule_of(between, 0, [](int) { return true; });
         const detail::pushed_inboxes at(all);
         all.inbox_bytes = at.half;
         all.outbox_bytes.assign(all.inbox_bytes.size(), 0);
         const pushing_copier make = detail::pusher(ctx, how);
-        plan made(ctx, valid{});
+        plan made(ctx);
         made.pushed_ = true;
-        for (int rank = 0; rank < rank_count(g); ++rank) {
-            made.add_lane(ctx, all, rank, arrays[static_cast<std::size_t>(rank)], false);
+        for (std::size_t rank = 0; rank < arrays.size(); ++rank) {
+            made.add_lane(ctx, all, static_cast<int>(rank), arrays[rank], false);
         }
         const auto inbox = [&made](int rank) { return made.lanes_[static_cast<std::size_t>(rank)].inbox->data(); };
         for (lane &l : made.lanes_) {
-            detail::pushed_messages sent = detail::messages_of(all, at, g, l.rank, l.arrays, inbox, false);
+            detail::pushed_messages sent = detail::messages_of(all, at, l.rank, l.arrays, inbox, false);
             detail::pushed_messages received;
             received.received.swap(sent.received);
             made.count_sent(all, l);
             if (!sent.sent.empty()) {
                 l.pack = make(ctx, l.arrays[0].location, sent, 1);
-                l.unpack = make(ctx, l.arrays[0].location, received, 1);
-                made.packs_ = true;
             }
+            if (!received.received.empty()) {
+                l.unpack = make(ctx, l.arrays[0].location, received, 1);
+            }
+            made.packs_ = made.packs_ || l.pack || l.unpack;
         }
         return made;
     }
 
-    static plan fastest(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how,
-                        valid) {
+    static plan fastest(const context &ctx, const detail::connections &between, array_view<const rank_arrays> arrays,
+                        const options &how) {
         std::vector<plan> made;
         std::vector<detail::refused_form> out;
         const auto attempt = [&out](detail::form which, const auto &step) {
@@ -388,13 +437,13 @@ class plan {
             }
         };
         if (!how.pushed.value_or(false)) {
-            for (const std::uint64_t limit :
-                 detail::limits_to_try(g, detail::element_sizes(arrays[0]), how, can_pack(ctx, how), rank_count(g))) {
-                attempt({limit}, [&] { made.push_back(with_limit(ctx, g, arrays, how, limit)); });
+            const auto ranks = static_cast<int>(between.ranks);
+            for (const std::uint64_t limit : detail::limits_to_try(between, how, can_pack(ctx, how), ranks)) {
+                attempt({limit}, [&] { made.push_back(with_limit(ctx, between, arrays, how, limit)); });
             }
         }
-        if (detail::tries_pushed(g, how, detail::can_push(ctx, how))) {
-            attempt({0, true}, [&] { made.push_back(with_pushed(ctx, g, arrays, how)); });
+        if (detail::tries_pushed(between, how, detail::can_push(ctx, how))) {
+            attempt({0, true}, [&] { made.push_back(with_pushed(ctx, between, arrays, how)); });
         }
         std::vector<double> seconds;
         if (made.size() > 1) {
@@ -494,7 +543,7 @@ class plan {
     }
 
     /// Adds the operations that pack and unpack messages.
-    void add_copies(const context &ctx, const grid &g, const detail::schedule &all, const options &how) {
+    void add_copies(const context &ctx, const detail::schedule &all, const options &how) {
         const copier copy = how.copy ? how.copy : ctx.backend() == backend::host ? detail::cpu_copier() : copier();
         for (lane &l : lanes_) {
             std::vector<piece> pack;
@@ -505,11 +554,11 @@ class plan {
                 std::byte *sent = l.outbox->data() + p.outbox_offset;
                 const bool copied = p.on_node || how.persistent == persistent_form::none; // false if off_node_ packs
                 if (copied && p.from == l.rank) {
-                    detail::add_pieces(pack, p, g, l.arrays, sent, direction::pack);
+                    detail::add_pieces(pack, p, l.arrays, sent, direction::pack);
                 }
                 if (copied && p.to == l.rank) {
                     std::byte *got = p.from == p.to ? sent : l.inbox->data() + p.inbox_offset;
-                    detail::add_pieces(p.on_node ? unpack : unpack_off_node, p, g, l.arrays, got, direction::unpack);
+                    detail::add_pieces(p.on_node ? unpack : unpack_off_node, p, l.arrays, got, direction::unpack);
                 }
             }
             if ((!pack.empty() || !unpack.empty() || !unpack_off_node.empty()) && !copy) {
@@ -533,12 +582,10 @@ class plan {
     }
 
     void count_sent(const detail::schedule &all, const lane &own) noexcept {
-        const auto bytes = [&own](const std::vector<detail::region> &regions) {
+        const auto bytes = [](const std::vector<detail::region> &regions) {
             std::uint64_t sum = 0;
             for (const detail::region &r : regions) {
-                for (const rank_array &one : own.arrays) {
-                    sum += detail::cells_of(r) * one.element_bytes;
-                }
+                sum += detail::bytes_of(r);
             }
             return sum;
         };
