@@ -266,6 +266,7 @@ struct element {
     cell at;           ///< position in the mesh, not wrapped
     bool own;          ///< true if the box owns it
     bool received;     ///< true if an exchange sets it
+    std::size_t from;  ///< rank that owns it, if it is received
 };
 
 /// Returns all elements of an array that are not padding.
@@ -294,11 +295,32 @@ inline std::vector<element> elements_of(const problem &p, std::size_t rank, std:
                 const std::optional<box_number> of = owner(p, v, e.at);
                 e.own = crossed == 0 && of && of->rank == rank && of->box == b && !of->is_image;
                 e.received = !e.own && of && within && crossed <= static_cast<int>(p.whole.reach);
+                e.from = of ? of->rank : 0;
                 all.push_back(e);
             }
         }
     }
     return all;
+}
+
+/// Returns true if each rank receives elements from every rank to which it sends some, and from at most 27 ranks.
+inline bool can_be_pushed(const problem &p) {
+    const std::size_t ranks = p.boxes.size();
+    std::vector<bool> sends(ranks * ranks);
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+        for (std::size_t i = 0; i < p.whole_layouts[rank].size(); ++i) {
+            for (const element &e : elements_of(p, rank, i)) {
+                if (e.received) {
+                    sends[e.from * ranks + rank] = true;
+                }
+            }
+        }
+    }
+    bool can = ranks <= 27;
+    for (std::size_t pair = 0; pair < ranks * ranks; ++pair) {
+        can = can && sends[pair] == sends[pair % ranks * ranks + pair / ranks];
+    }
+    return can;
 }
 
 /// Arrays of one rank on its device, and copies of them in host memory.

@@ -92,3 +92,152 @@ TEST_CASE("every byte is right after exchanges between random boxes") {
         }
     }
 }
+
+TEST_CASE("a rank may be numbered along any dimension first") {
+    halo::grid g;
+    g.cells = {6, 7, 8};
+    g.ranks = {2, 3, 4};
+    for (const halo::rank_order order : {halo::rank_order::x_first, halo::rank_order::z_first}) {
+        g.order = order;
+        const bool by_x = order == halo::rank_order::x_first;
+        for (int x = 0; x < 2; ++x) {
+            for (int y = 0; y < 3; ++y) {
+                for (int z = 0; z < 4; ++z) {
+                    const int rank = by_x ? x + 2 * (y + 3 * z) : z + 4 * (y + 3 * x);
+                    CHECK(halo::place_of(g, rank) == std::array<int, 3>{x, y, z});
+                    CHECK(halo::box_of(g, rank).first[2] == 2 * z);
+                }
+            }
+        }
+    }
+    halo::grid plane; // z has one rank, so y counts first
+    plane.cells = {4, 6};
+    plane.ranks = {2, 3};
+    plane.order = halo::rank_order::z_first;
+    CHECK(halo::place_of(plane, 1) == std::array<int, 3>{0, 1, 0});
+    CHECK(halo::place_of(plane, 3) == std::array<int, 3>{1, 0, 0});
+}
+
+TEST_CASE("the face between two boxes is sent by the box on its high side, to the box on its low side") {
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    halo::domain line;
+    line.cells = {{0, 0, 0}, {8, 1, 1}};
+    const std::vector<halo::rank_boxes> boxes = {{{{0, 0, 0}, {4, 1, 1}}}, {{{4, 0, 0}, {4, 1, 1}}}};
+    halo::array_layout faces;
+    faces.ghost = {{1, 0, 0}, {1, 0, 0}};
+    faces.staggered = {true, false, false};
+    CHECK(halo::array_extents(boxes[0][0], faces) == std::array<std::int64_t, 3>{7, 1, 1});
+    std::vector<mpgpu::buffer<double>> u;
+    std::vector<halo::rank_arrays> arrays;
+    const auto fill = [&] {
+        for (std::size_t rank = 0; rank < 2; ++rank) {
+            for (std::size_t i = 0; i < 7; ++i) {
+                u[rank].data()[i] = static_cast<double>(100 * (rank + 1) + i);
+            }
+        }
+    };
+    for (int rank = 0; rank < 2; ++rank) {
+        u.emplace_back(ctx, device::gpu(rank), std::size_t{7});
+        arrays.push_back({halo::array_of(u.back(), faces)});
+    }
+    const auto values = [&](std::size_t rank) { return std::vector<double>(u[rank].data(), u[rank].data() + 7); };
+    fill();
+    halo::plan shared(ctx, line, boxes, arrays); // no layers: only the shared face
+    shared.exchange(stream);
+    stream.synchronize();
+    CHECK(values(0) == std::vector<double>{100, 101, 102, 103, 104, 201, 106});
+    CHECK(values(1) == std::vector<double>{200, 201, 202, 203, 204, 205, 206});
+    fill();
+    halo::options how;
+    how.depth = halo::both_sides({1, 0, 0});
+    halo::plan deep(ctx, line, boxes, arrays, how);
+    deep.exchange(stream);
+    stream.synchronize();
+    CHECK(values(0) == std::vector<double>{100, 101, 102, 103, 104, 201, 202});
+    CHECK(values(1) == std::vector<double>{104, 201, 202, 203, 204, 205, 206});
+    fill();
+    line.periodic[0] = true; // the last face of the mesh is the first one
+    halo::plan ring(ctx, line, boxes, arrays, how);
+    ring.exchange(stream);
+    stream.synchronize();
+    CHECK(values(0) == std::vector<double>{204, 101, 102, 103, 104, 201, 202});
+    CHECK(values(1) == std::vector<double>{104, 201, 202, 203, 204, 101, 102});
+}
+
+TEST_CASE("boxes and layouts that do not go together are refused with the values") {
+    const mpgpu::context ctx = virtual_devices();
+    halo::domain whole;
+    whole.cells = {{0, 0, 0}, {8, 8, 1}};
+    whole.ghost = halo::both_sides({1, 1, 0});
+    const std::vector<halo::rank_boxes> good = {{{{0, 0, 0}, {8, 4, 1}}}, {{{0, 4, 0}, {8, 4, 1}}}};
+    mpgpu::memory cells(ctx, device::gpu(0), std::size_t{800});
+    const auto array = [&](std::size_t size, const std::optional<halo::array_layout> &layout = std::nullopt) {
+        return halo::rank_arrays{{cells.data(), cells.location(), sizeof(double), size, layout}};
+    };
+    const auto refused = [&](const halo::domain &mesh, const std::vector<halo::rank_boxes> &boxes,
+                             const std::vector<halo::rank_arrays> &arrays, const std::string &words,
+                             const halo::options &how = {}) {
+        try {
+            const halo::plan made(ctx, mesh, boxes, arrays, how);
+            FAIL("accepted; expected: " << words);
+        } catch (const mpgpu::argument_error &e) {
+            INFO(e.what());
+            CHECK(std::string(e.what()).find(words) != std::string::npos);
+        }
+    };
+    const std::vector<halo::rank_arrays> arrays = {array(60), array(60)};
+    std::vector<halo::rank_boxes> boxes = good;
+    boxes[1] = {{{6, 3, 0}, {2, 4, 1}}};
+    refused(whole, boxes, {array(60), array(24)},
+            "rank 0 computes the cells (0, 0, 0) to (7, 3, 0) and rank 1 the cells (6, 3, 0) to (7, 6, 0): the cells "
+            "(6, 3, 0) to (7, 3, 0) are in both boxes");
+    boxes = good;
+    boxes[1][0].first[1] = 5;
+    refused(whole, boxes, arrays, "rank 1, box 0: cells (0, 5, 0) to (7, 8, 0): must be one cell or more, all in the");
+    boxes[1][0].cells[0] = 0;
+    refused(whole, boxes, arrays, "rank 1, box 0: cells (0, 5, 0)");
+    boxes[1].clear();
+    refused(whole, boxes, arrays, "rank 1 has 0 boxes and 1 arrays");
+    refused(whole, {good[0]}, arrays, "arrays of 2 ranks and boxes of 1");
+    refused(whole, {}, {}, "arrays of 0 ranks and boxes of 0");
+    halo::domain other = whole;
+    other.cells.cells[2] = 0;
+    refused(other, good, arrays, "cells in z: 0 from 0: must be 1 to 2^40");
+    other = whole;
+    other.reach = static_cast<halo::neighbours>(0);
+    refused(other, good, arrays, "reach: 0");
+
+    halo::options how;
+    how.depth = halo::layers{{1, 2, 0}, {1, 1, 0}};
+    refused(whole, good, arrays, "1 ghost cells at the low side in y, and 2 layers to exchange", how);
+    how.depth = halo::layers{{0, 0, 0}, {0, -1, 0}};
+    refused(whole, good, arrays, "layers to exchange in y: -1: must be 0 to", how);
+    other = whole;
+    other.periodic[0] = true;
+    how.depth = halo::layers{{0, 0, 0}, {9, 0, 0}};
+    refused(other, good, arrays, "layers to exchange in x: 9: must be 0 to 8;", how);
+    halo::array_layout layout;
+    layout.ghost = halo::both_sides({1, 1, 0});
+    layout.row = 9;
+    refused(whole, good, {array(60, layout), array(60)},
+            "rows at a distance of 9 and planes at a distance of 0 elements");
+    layout.row = 12;
+    refused(whole, good, {array(69, layout), array(60)}, "69 elements: must be at least 70 for 10 x 6 x 1");
+    layout.plane = 71;
+    refused(whole, good, {array(70, layout), array(60)}, "planes at a distance of 71 elements");
+    layout = {};
+    layout.ghost = {{1, 1, 0}, {1, -1, 0}};
+    refused(whole, good, {array(70, layout), array(60)}, "-1 ghost cells at the high side in y");
+    layout.ghost = halo::both_sides({1, 1, 0});
+    layout.staggered = {true, false, false};
+    refused(whole, good, {array(66, layout), array(60)}, "rank 1 has different variables from rank 0");
+    how.depth = halo::layers{{0, 0, 0}, {8, 0, 0}};
+    layout.ghost.high[0] = 8;
+    refused(other, good, {array(108, layout), array(108, layout)}, "in x: 8: must be 0 to 7 with a staggered variable",
+            how);
+    halo::grid g;
+    g.order = static_cast<halo::rank_order>(2);
+    CHECK_THROWS_WITH_AS(halo::plan(ctx, g, std::vector<halo::rank_arrays>{array(1)}), doctest::Contains("order: 2"),
+                         mpgpu::argument_error);
+}

@@ -269,25 +269,26 @@ constexpr std::int64_t most_cells = std::int64_t{1} << 40; // so that sums of a 
 }
 
 /// Function object that finds the regions which a group of variables with equal staggering receives.
-struct region_search {
+class region_search {
+  public:
     region_search(const division &division, const std::vector<box> &cells, const box_index &index,
                   std::array<bool, 3> kind)
-        : all(division), staggered(kind), owned(owned_elements(all.whole, cells, index, kind)),
-          elements(elements_in(cells, kind)) {}
+        : all_(division), staggered_(kind), owned_(owned_elements(division.whole, cells, index, kind)),
+          elements_(elements_in(cells, kind)) {}
 
     /// Adds all regions that box `to` receives. They are grouped by sender and receiver.
     void operator()(std::size_t to, std::map<std::pair<int, int>, std::vector<region>> &found) const {
-        const rank_box &receiver = all.boxes[to];
-        const box own = elements_of(receiver.cells, staggered);
-        const box wanted = grown(own, all.depth);
-        for_each_image(all.whole, [&](const cell_index &image) {
-            elements.for_each_in(moved(wanted, image, -1), [&](std::size_t from) {
+        const rank_box &receiver = all_.boxes[to];
+        const box own = elements_of(receiver.cells, staggered_);
+        const box wanted = grown(own, all_.depth);
+        for_each_image(all_.whole, [&](const cell_index &image) {
+            elements_.for_each_in(moved(wanted, image, -1), [&](std::size_t from) {
                 if (from == to && image == cell_index{}) {
                     return;
                 }
-                for (const box &part : owned[from]) {
-                    for_each_side(overlap(wanted, moved(part, image)), own, all.whole.reach, [&](const box &cells) {
-                        add(found[{all.boxes[from].rank, receiver.rank}], cells, all.boxes[from], image, receiver);
+                for (const box &part : owned_[from]) {
+                    for_each_side(overlap(wanted, moved(part, image)), own, all_.whole.reach, [&](const box &cells) {
+                        add(found[{all_.boxes[from].rank, receiver.rank}], cells, all_.boxes[from], image, receiver);
                     });
                 }
             });
@@ -304,19 +305,19 @@ struct region_search {
 
     void add(std::vector<region> &to, const box &cells, const rank_box &sender, const cell_index &image,
              const rank_box &receiver) const {
-        for (std::size_t v = 0; v < all.variables.size(); ++v) {
-            if (all.variables[v].staggered == staggered) {
-                to.push_back({all.variables[v].element_bytes, cells.cells, sender.array + v,
+        for (std::size_t v = 0; v < all_.variables.size(); ++v) {
+            if (all_.variables[v].staggered == staggered_) {
+                to.push_back({all_.variables[v].element_bytes, cells.cells, sender.array + v,
                               at_offset(sender.places[v], moved(cells, image, -1).first, sender.cells.first),
                               receiver.array + v, at_offset(receiver.places[v], cells.first, receiver.cells.first)});
             }
         }
     }
 
-    const division &all;
-    std::array<bool, 3> staggered;
-    std::vector<std::vector<box>> owned; ///< for each box: elements that it owns
-    box_index elements;
+    const division &all_;
+    std::array<bool, 3> staggered_;
+    std::vector<std::vector<box>> owned_; ///< for each box: elements that it owns
+    box_index elements_;
 };
 
 /// Returns all regions that ranks send to each other.

@@ -322,9 +322,9 @@ class plan {
         if (wrong) {
             detail::fail(std::move(*wrong));
         }
-        std::vector<rank_boxes> boxes;
+        std::vector<rank_boxes> boxes(arrays.size());
         for (int rank = 0; rank < rank_count(g); ++rank) {
-            boxes.push_back({box_of(g, rank)});
+            boxes[static_cast<std::size_t>(rank)] = {box_of(g, rank)};
         }
         return checked(detail::domain_of(g), boxes, arrays, how);
     }
