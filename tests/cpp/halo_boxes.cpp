@@ -8,6 +8,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -62,30 +63,43 @@ TEST_CASE("every byte is right after exchanges between random boxes") {
     for (std::uint64_t number = 0; number < cases; ++number) {
         reference::random_engine random(seed + number);
         const reference::problem p = reference::random_problem(random, static_cast<int>(any(random, 1, 8)));
-        mesh all(ctx, p);
+        std::vector<mesh> sets; // arrays that are swapped
+        for (std::int64_t i = any(random, 1, 3); i > 0; --i) {
+            sets.emplace_back(ctx, p);
+        }
         halo::options how;
         how.depth = p.depth;
         how.direct_pieces =
             std::array<std::optional<std::uint64_t>, 5>{0, 1, 5, never_pack, std::nullopt}.at(random() % 5);
         how.pushed = how.direct_pieces || any(random, 0, 2) != 0 ? std::nullopt : std::optional<bool>(true);
         INFO("case ", number, ", seed ", seed + number);
-        halo::plan plan = plan_of(ctx, p, all, how);
+        halo::plan plan = plan_of(ctx, p, sets[0], how);
+        for (std::size_t i = 1; i < sets.size(); ++i) {
+            CHECK(plan.add(ctx, sets[i].arrays) == i);
+        }
+        CHECK(plan.sets() == sets.size());
         std::uint64_t bytes = 0;
-        for (const reference::part &one : all.parts) {
+        for (const reference::part &one : sets[0].parts) {
             bytes += one.received_bytes();
         }
         CHECK(plan.direct_bytes() + plan.packed_bytes() == bytes);
-        for (std::uint64_t cycle = 1; cycle <= 3; ++cycle) {
-            for (reference::part &one : all.parts) {
+        for (std::uint64_t cycle = 1; cycle <= 4; ++cycle) {
+            const std::size_t set = random() % sets.size();
+            for (reference::part &one : sets[set].parts) {
                 one.fill(cycle);
                 one.upload(stream);
             }
-            plan.exchange(stream);
-            for (const reference::part &one : all.parts) {
+            if (any(random, 0, 1) == 0) {
+                plan.exchange(stream, set);
+            } else {
+                plan.start(stream, set);
+                plan.finish(stream);
+            }
+            for (const reference::part &one : sets[set].parts) {
                 one.download(stream);
             }
             stream.synchronize();
-            for (const reference::part &one : all.parts) {
+            for (const reference::part &one : sets[set].parts) {
                 const std::string difference = one.first_difference(cycle);
                 REQUIRE_MESSAGE(difference.empty(), difference);
             }
@@ -240,4 +254,58 @@ TEST_CASE("boxes and layouts that do not go together are refused with the values
     g.order = static_cast<halo::rank_order>(2);
     CHECK_THROWS_WITH_AS(halo::plan(ctx, g, std::vector<halo::rank_arrays>{array(1)}), doctest::Contains("order: 2"),
                          mpgpu::argument_error);
+}
+
+TEST_CASE("two arrays that are swapped in every step are exchanged by one plan") {
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    const mpgpu::stream other(ctx, device::gpu(1));
+    halo::grid line;
+    line.cells = {8};
+    line.ranks = {2};
+    line.ghost = {1};
+    std::vector<mpgpu::buffer<double>> cells;
+    for (int i = 0; i < 4; ++i) { // arrays 0 and 2 of rank 0, arrays 1 and 3 of rank 1
+        cells.emplace_back(ctx, device::gpu(i % 2), std::size_t{6});
+        std::fill_n(cells.back().data(), 6, 10.0 * i);
+    }
+    const std::vector<halo::rank_arrays> first = {{halo::array_of(cells[0])}, {halo::array_of(cells[1])}};
+    const std::vector<halo::rank_arrays> second = {{halo::array_of(cells[2])}, {halo::array_of(cells[3])}};
+    for (const bool pushed : {false, true}) {
+        halo::options how;
+        how.pushed = pushed;
+        halo::plan plan(ctx, line, first, how);
+        CHECK(plan.sets() == 1);
+        CHECK_THROWS_WITH_AS(plan.exchange(stream, 1), doctest::Contains("set 1: the plan has 1 set, from 0"),
+                             mpgpu::argument_error);
+        CHECK_THROWS_WITH_AS(plan.add(ctx, std::vector<halo::rank_arrays>{first[0]}),
+                             doctest::Contains("arrays of 1 ranks and boxes of 2"), mpgpu::argument_error);
+        CHECK(plan.sets() == 1);
+        CHECK(plan.add(ctx, second) == 1);
+        CHECK(plan.sets() == 2);
+        CHECK(plan.measured().size() == (pushed ? 0 : 2));
+        // Each exchange is in another stream than the last one, whose end only the plan orders before it.
+        for (int step = 1; step < 200; ++step) {
+            const auto set = static_cast<std::size_t>(step % 2);
+            const mpgpu::stream &now = step % 3 == 0 ? stream : other;
+            now.launch_host([&cells, set, step] {
+                cells[2 * set].data()[4] = step;         // last computed cell of rank 0
+                cells[2 * set + 1].data()[1] = 2 * step; // first computed cell of rank 1
+            });
+            plan.start(now, set);
+            plan.finish(now);
+            plan.finish(step % 3 == 0 ? other : stream);
+        }
+        plan.start(stream, 0);
+        plan.start(stream, 1); // follows the exchange of set 0
+        plan.finish(stream);
+        stream.synchronize();
+        for (const std::size_t set : {std::size_t{0}, std::size_t{1}}) {
+            CHECK(cells[2 * set].data()[5] == 2 * (set == 0 ? 198 : 199));
+            CHECK(cells[2 * set + 1].data()[0] == (set == 0 ? 198 : 199));
+        }
+        plan.destroy();
+        CHECK(plan.sets() == 0);
+        CHECK_THROWS_AS(plan.add(ctx, second), mpgpu::argument_error);
+    }
 }

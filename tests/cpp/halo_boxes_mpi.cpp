@@ -22,6 +22,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -69,23 +70,38 @@ void run_case(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint
     random_engine random(seed);
     const reference::problem p = reference::random_problem(random, node.communicator_size());
     const halo::options how = random_options(ctx, node, p, random);
-    reference::part mine(ctx, p, static_cast<std::size_t>(world_rank));
-    const mpgpu::stream stream(ctx, mine.where());
-    halo::plan plan = plan_of(ctx, node, p, mine.arrays(), how);
-    std::array<std::uint64_t, 2> bytes = {plan.direct_bytes() + plan.packed_bytes(), mine.received_bytes()};
+    std::vector<reference::part> sets; // arrays that are swapped
+    for (std::int64_t i = any(random, 1, 3); i > 0; --i) {
+        sets.emplace_back(ctx, p, static_cast<std::size_t>(world_rank));
+    }
+    const mpgpu::stream stream(ctx, sets[0].where());
+    halo::plan plan = plan_of(ctx, node, p, sets[0].arrays(), how);
+    for (std::size_t i = 1; i < sets.size(); ++i) {
+        require(plan.add(ctx, node, sets[i].arrays()) == i, "sets are numbered");
+    }
+    std::array<std::uint64_t, 2> bytes = {plan.direct_bytes() + plan.packed_bytes(), sets[0].received_bytes()};
     MPI_Allreduce(MPI_IN_PLACE, bytes.data(), 2, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
     const std::string name = "seed " + std::to_string(seed) + ": ";
     require(bytes[0] == bytes[1], name + "the ranks send as many bytes as they receive");
     std::string difference;
     constexpr std::uint64_t cycles = 12;
     for (std::uint64_t cycle = 1; cycle <= cycles; ++cycle) {
-        stream.launch_host([&mine, cycle] { mine.fill(cycle); });
-        mine.upload(stream);
-        plan.exchange(stream);
-        mine.download(stream);
-        stream.launch_host([&mine, &difference, cycle] {
-            difference = difference.empty() ? mine.first_difference(cycle) : difference;
-        });
+        const std::size_t set = random() % sets.size();
+        reference::part &now = sets[set];
+        stream.launch_host([&now, cycle] { now.fill(cycle); });
+        now.upload(stream);
+        if (any(random, 0, 1) == 0) {
+            plan.exchange(stream, set);
+        } else {
+            plan.start(stream, set);
+            while (cycle % 2 == 0 && !plan.progress().is_done()) {
+                std::this_thread::yield();
+            }
+            plan.finish(stream);
+        }
+        now.download(stream);
+        stream.launch_host(
+            [&now, &difference, cycle] { difference = difference.empty() ? now.first_difference(cycle) : difference; });
     }
     stream.synchronize();
     require(difference.empty(), name + difference);

@@ -262,6 +262,61 @@ constexpr std::int64_t most_cells = std::int64_t{1} << 40; // so that sums of a 
     return found;
 }
 
+/// Returns the boxes of all ranks of a grid. Throws if the grid is wrong, or has not as many ranks as there are lists
+/// of arrays.
+[[nodiscard]] inline std::vector<rank_boxes> checked_boxes(const grid &g, array_view<const rank_arrays> arrays) {
+    std::optional<error_details> found = wrong(g);
+    if (!found && arrays.size() != static_cast<std::size_t>(rank_count(g))) {
+        found = invalid("arrays", "arrays of " + std::to_string(arrays.size()) + " ranks: the grid has " +
+                                      std::to_string(rank_count(g)));
+    }
+    if (found) {
+        fail(std::move(*found));
+    }
+    std::vector<rank_boxes> boxes(arrays.size());
+    for (int rank = 0; rank < rank_count(g); ++rank) {
+        boxes[static_cast<std::size_t>(rank)] = {box_of(g, rank)};
+    }
+    return boxes;
+}
+
+/// Returns the division of a mesh among ranks of one process. Throws if the arguments are wrong.
+[[nodiscard]] inline division checked(const domain &whole, array_view<const rank_boxes> boxes,
+                                      array_view<const rank_arrays> arrays, const std::optional<layers> &depth) {
+    division all;
+    all.whole = whole;
+    all.depth = depth.value_or(whole.ghost);
+    all.ranks = static_cast<int>(boxes.size());
+    std::optional<error_details> found = wrong(whole, all.depth, {});
+    if (!found && (arrays.size() != boxes.size() || boxes.empty())) {
+        found = invalid("arrays", "arrays of " + std::to_string(arrays.size()) + " ranks and boxes of " +
+                                      std::to_string(boxes.size()) + ": pass both for each rank");
+    }
+    for (std::size_t rank = 0; !found && rank < boxes.size(); ++rank) {
+        const auto number = static_cast<int>(rank);
+        found = wrong(whole, all.depth, number, boxes[rank], arrays[rank]);
+        if (found) {
+            break;
+        }
+        const std::vector<variable> own = variables_of(arrays[rank], boxes[rank].size());
+        all.variables = rank == 0 ? own : all.variables;
+        found = wrong(whole, all.depth, own);
+        if (own != all.variables) {
+            found = invalid("arrays", "rank " + std::to_string(rank) +
+                                          " has different variables from rank 0: their number, element sizes and "
+                                          "staggering must be the same on all ranks, in the same order");
+        }
+        if (!found) {
+            add_boxes(all, number, boxes[rank], arrays[rank]);
+        }
+    }
+    found = found ? found : overlapping(all);
+    if (found) {
+        fail(std::move(*found));
+    }
+    return all;
+}
+
 /// Returns the position of another cell in an array. `offset` is its distance from the cell at `from`.
 [[nodiscard]] inline array_place at_offset(array_place from, const cell_index &first, const cell_index &own) noexcept {
     from.first += (first[0] - own[0]) + (first[1] - own[1]) * from.row + (first[2] - own[2]) * from.plane;

@@ -148,6 +148,15 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
     return std::nullopt;
 }
 
+/// Returns the options. Throws if they contradict each other.
+[[nodiscard]] inline const options &checked(const options &how) {
+    std::optional<error_details> found = wrong(how);
+    if (found) {
+        fail(std::move(*found));
+    }
+    return how;
+}
+
 /// Returns true if the options request pushed messages, or request that they are measured.
 [[nodiscard]] inline bool tries_pushed(const connections &all, const options &how, bool can_push) {
     return how.pushed.value_or(can_push && !how.direct_pieces && packs(all, 0));

@@ -231,13 +231,21 @@ template <> struct processes<mpi::node> {
         }
         agree(node, found);
         const rank_boxes own = {box_of(g, node.communicator_rank())};
-        return make(ctx, node, connected(node, g, domain_of(g), own, arrays, how), arrays, how);
+        return make(ctx, node, g, domain_of(g), own, arrays, how);
     }
 
     static plan make(const context &ctx, const mpi::node &node, const domain &whole, const rank_boxes &boxes,
                      const rank_arrays &arrays, const options &how) {
         meet(node);
-        return make(ctx, node, connected(node, {}, whole, boxes, arrays, how), arrays, how);
+        return make(ctx, node, {}, whole, boxes, arrays, how);
+    }
+
+    /// Creates a plan. `g` is the grid from which the domain and the boxes were computed, or an empty grid.
+    static plan make(const context &ctx, const mpi::node &node, const grid &g, const domain &whole,
+                     const rank_boxes &boxes, const rank_arrays &arrays, const options &how) {
+        plan made = fastest(ctx, node, connected(node, g, whole, boxes, arrays, how), arrays, how);
+        made.recipe_ = std::make_shared<plan::recipe>(plan::recipe{whole, {boxes}, how});
+        return made;
     }
 
     /// Checks the arguments of all ranks. Returns the regions to exchange. `g` is the grid from which the domain and
@@ -266,8 +274,9 @@ template <> struct processes<mpi::node> {
         return connect(all);
     }
 
-    static plan make(const context &ctx, const mpi::node &node, const connections &between, const rank_arrays &arrays,
-                     const options &how) {
+    /// Creates a plan by each possible exchange method. Returns the fastest. Collective.
+    static plan fastest(const context &ctx, const mpi::node &node, const connections &between,
+                        const rank_arrays &arrays, const options &how) {
         const int rank = node.communicator_rank();
         const bool can_pack = everywhere(node.everyone(), plan::can_pack(ctx, how));
         std::vector<plan> forms;
