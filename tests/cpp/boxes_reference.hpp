@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <random>
 #include <string>
@@ -426,6 +427,70 @@ class part {
     std::optional<mpgpu::plan> download_;
     mutable std::vector<unsigned char> expected_;
 };
+
+/// Returns random options for a problem, without `options::pushed`.
+inline halo::options random_options(const mpgpu::context &ctx, const problem &p, random_engine &random) {
+    constexpr std::uint64_t never_pack = std::numeric_limits<std::uint64_t>::max();
+    halo::options how = halo_test::options_for(ctx);
+    how.depth = p.depth;
+    how.direct_pieces = std::array<std::optional<std::uint64_t>, 5>{0, 1, 5, never_pack, std::nullopt}.at(random() % 5);
+    return how;
+}
+
+/// Executes random exchanges of a random problem, whose ranks are all in this process. Returns a description of the
+/// first difference from the reference, or an empty text.
+inline std::string difference_in_one_process(const mpgpu::context &ctx, std::uint64_t seed) {
+    random_engine random(seed);
+    const problem p = random_problem(random, static_cast<int>(any(random, 1, 8)));
+    halo::options how = random_options(ctx, p, random);
+    how.pushed = how.direct_pieces || any(random, 0, 2) != 0 ? std::nullopt : std::optional<bool>(true);
+    std::vector<std::vector<part>> sets(static_cast<std::size_t>(any(random, 1, 3))); // arrays that are swapped
+    std::vector<std::vector<halo::rank_arrays>> arrays(sets.size());
+    for (std::size_t set = 0; set < sets.size(); ++set) {
+        for (std::size_t rank = 0; rank < p.boxes.size(); ++rank) {
+            arrays[set].push_back(sets[set].emplace_back(ctx, p, rank).arrays());
+        }
+    }
+    halo::plan plan =
+        p.grid ? halo::plan(ctx, *p.grid, arrays[0], how) : halo::plan(ctx, p.whole, p.boxes, arrays[0], how);
+    for (std::size_t set = 1; set < sets.size(); ++set) {
+        static_cast<void>(plan.add(ctx, arrays[set]));
+    }
+    std::uint64_t bytes = 0;
+    for (const part &one : sets[0]) {
+        bytes += one.received_bytes();
+    }
+    const std::string name = "seed " + std::to_string(seed) + ": ";
+    if (plan.sets() != sets.size() || plan.direct_bytes() + plan.packed_bytes() != bytes) {
+        return name + std::to_string(plan.direct_bytes() + plan.packed_bytes()) + " bytes instead of " +
+               std::to_string(bytes);
+    }
+    const mpgpu::stream stream(ctx, sets[0].back().where());
+    for (std::uint64_t cycle = 1; cycle <= 4; ++cycle) {
+        const std::size_t set = random() % sets.size();
+        for (part &one : sets[set]) {
+            one.fill(cycle);
+            one.upload(stream);
+        }
+        if (any(random, 0, 1) == 0) {
+            plan.exchange(stream, set);
+        } else {
+            plan.start(stream, set);
+            plan.finish(stream);
+        }
+        for (const part &one : sets[set]) {
+            one.download(stream);
+        }
+        stream.synchronize();
+        for (const part &one : sets[set]) {
+            const std::string difference = one.first_difference(cycle);
+            if (!difference.empty()) {
+                return name + difference;
+            }
+        }
+    }
+    return {};
+}
 
 } // namespace boxes_reference
 

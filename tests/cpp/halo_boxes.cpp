@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,9 +22,6 @@ namespace {
 using mpgpu::device;
 namespace halo = mpgpu::halo;
 namespace reference = boxes_reference;
-using reference::any;
-
-constexpr std::uint64_t never_pack = std::numeric_limits<std::uint64_t>::max();
 
 mpgpu::context virtual_devices() {
     mpgpu::context_options machine;
@@ -34,76 +30,17 @@ mpgpu::context virtual_devices() {
     return mpgpu::context(machine);
 }
 
-/// Arrays of all ranks of a problem.
-struct mesh {
-    mesh(const mpgpu::context &ctx, const reference::problem &p) {
-        for (std::size_t rank = 0; rank < p.boxes.size(); ++rank) {
-            parts.emplace_back(ctx, p, rank);
-            arrays.push_back(parts.back().arrays());
-        }
-    }
-
-    std::vector<reference::part> parts;
-    std::vector<halo::rank_arrays> arrays;
-};
-
-halo::plan plan_of(const mpgpu::context &ctx, const reference::problem &p, const mesh &all, const halo::options &how) {
-    return p.grid ? halo::plan(ctx, *p.grid, all.arrays, how) : halo::plan(ctx, p.whole, p.boxes, all.arrays, how);
-}
-
 } // namespace
 
 TEST_CASE("every byte is right after exchanges between random boxes") {
     const mpgpu::context ctx = virtual_devices();
-    const mpgpu::stream stream(ctx, device::gpu(1));
     const std::uint64_t seed = reference::number_from("TEST_SEED", 20261130);
     const std::uint64_t cases = reference::number_from("TEST_CASES", 60);
     std::printf("TEST_SEED=%llu TEST_CASES=%llu\n", static_cast<unsigned long long>(seed),
                 static_cast<unsigned long long>(cases));
     for (std::uint64_t number = 0; number < cases; ++number) {
-        reference::random_engine random(seed + number);
-        const reference::problem p = reference::random_problem(random, static_cast<int>(any(random, 1, 8)));
-        std::vector<mesh> sets; // arrays that are swapped
-        for (std::int64_t i = any(random, 1, 3); i > 0; --i) {
-            sets.emplace_back(ctx, p);
-        }
-        halo::options how;
-        how.depth = p.depth;
-        how.direct_pieces =
-            std::array<std::optional<std::uint64_t>, 5>{0, 1, 5, never_pack, std::nullopt}.at(random() % 5);
-        how.pushed = how.direct_pieces || any(random, 0, 2) != 0 ? std::nullopt : std::optional<bool>(true);
-        INFO("case ", number, ", seed ", seed + number);
-        halo::plan plan = plan_of(ctx, p, sets[0], how);
-        for (std::size_t i = 1; i < sets.size(); ++i) {
-            CHECK(plan.add(ctx, sets[i].arrays) == i);
-        }
-        CHECK(plan.sets() == sets.size());
-        std::uint64_t bytes = 0;
-        for (const reference::part &one : sets[0].parts) {
-            bytes += one.received_bytes();
-        }
-        CHECK(plan.direct_bytes() + plan.packed_bytes() == bytes);
-        for (std::uint64_t cycle = 1; cycle <= 4; ++cycle) {
-            const std::size_t set = random() % sets.size();
-            for (reference::part &one : sets[set].parts) {
-                one.fill(cycle);
-                one.upload(stream);
-            }
-            if (any(random, 0, 1) == 0) {
-                plan.exchange(stream, set);
-            } else {
-                plan.start(stream, set);
-                plan.finish(stream);
-            }
-            for (const reference::part &one : sets[set].parts) {
-                one.download(stream);
-            }
-            stream.synchronize();
-            for (const reference::part &one : sets[set].parts) {
-                const std::string difference = one.first_difference(cycle);
-                REQUIRE_MESSAGE(difference.empty(), difference);
-            }
-        }
+        const std::string difference = reference::difference_in_one_process(ctx, seed + number);
+        REQUIRE_MESSAGE(difference.empty(), difference);
     }
 }
 

@@ -43,10 +43,7 @@ halo::plan plan_of(const mpgpu::context &ctx, const mpgpu::mpi::node &node, cons
 /// Returns random options. Pushed messages are requested only where they are possible.
 halo::options random_options(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const reference::problem &p,
                              random_engine &random) {
-    constexpr std::uint64_t never_pack = std::numeric_limits<std::uint64_t>::max();
-    halo::options how = halo_test::options_for(ctx);
-    how.depth = p.depth;
-    how.direct_pieces = std::array<std::optional<std::uint64_t>, 5>{0, 1, 5, never_pack, std::nullopt}.at(random() % 5);
+    halo::options how = reference::random_options(ctx, p, random);
     how.persistent =
         std::array<halo::persistent_form, 3>{halo::persistent_form::none, halo::persistent_form::block_each,
                                              halo::persistent_form::all_blocks}
@@ -59,7 +56,7 @@ halo::options random_options(const mpgpu::context &ctx, const mpgpu::mpi::node &
         how.pushed = true;
     }
     if (!halo_test::can_pack(ctx)) {
-        how.direct_pieces = never_pack;
+        how.direct_pieces = std::numeric_limits<std::uint64_t>::max();
         how.pushed = std::nullopt;
     }
     return how;
