@@ -124,6 +124,10 @@ inline void draw_grid(problem &p, int ranks, random_engine &random) {
         }
     }
     p.grid = g;
+    if (any(random, 0, 2) == 0) { // ranks in another order are described by boxes
+        p.grid = std::nullopt;
+        std::shuffle(p.boxes.begin(), p.boxes.end(), random);
+    }
 }
 
 /// Sets the layouts of the arrays of all boxes of a rank.

@@ -69,6 +69,34 @@ TEST_CASE("a rank may be numbered along any dimension first") {
     CHECK(halo::place_of(plane, 3) == std::array<int, 3>{1, 0, 0});
 }
 
+TEST_CASE("the boxes of a grid may be given to ranks in any order") {
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    halo::grid g;
+    g.cells = {9};
+    g.ranks = {3};
+    g.ghost = {1};
+    const std::array<int, 3> places = {2, 0, 1}; // of ranks 0, 1 and 2
+    std::vector<mpgpu::buffer<double>> cells;
+    std::vector<halo::rank_boxes> boxes;
+    std::vector<halo::rank_arrays> arrays;
+    for (const int place : places) {
+        mpgpu::buffer<double> &own = cells.emplace_back(ctx, device::gpu(0), std::size_t{5});
+        std::fill_n(own.data(), 5, 10.0 * place);
+        boxes.push_back({halo::box_of(g, place)});
+        arrays.push_back({halo::array_of(own)});
+    }
+    halo::plan plan(ctx, halo::domain_of(g), boxes, arrays);
+    plan.exchange(stream);
+    stream.synchronize();
+    const auto values = [&](std::size_t rank) {
+        return std::vector<double>(cells[rank].data(), cells[rank].data() + 5);
+    };
+    CHECK(values(0) == std::vector<double>{10, 20, 20, 20, 20});
+    CHECK(values(1) == std::vector<double>{0, 0, 0, 0, 10});
+    CHECK(values(2) == std::vector<double>{0, 10, 10, 10, 20});
+}
+
 TEST_CASE("the face between two boxes is sent by the box on its high side, to the box on its low side") {
     const mpgpu::context ctx = virtual_devices();
     const mpgpu::stream stream(ctx, device::gpu(0));

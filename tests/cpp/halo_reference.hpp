@@ -233,7 +233,7 @@ inline mpgpu::halo::detail::connections connections_of(const grid &g, const std:
         arrays.push_back({nullptr, mpgpu::device::host(), bytes, 0});
     }
     mpgpu::halo::detail::division all;
-    all.whole = mpgpu::halo::detail::domain_of(g);
+    all.whole = mpgpu::halo::domain_of(g);
     all.depth = all.whole.ghost;
     all.ranks = mpgpu::halo::rank_count(g);
     all.variables = mpgpu::halo::detail::variables_of(arrays, 1);

@@ -82,10 +82,6 @@ struct connections {
     std::vector<connection> pairs;
 };
 
-[[nodiscard]] inline domain domain_of(const grid &g) noexcept {
-    return {{{0, 0, 0}, mesh_cells(g)}, g.periodic, both_sides(g.ghost), g.reach};
-}
-
 [[nodiscard]] inline array_layout layout_of(const rank_array &one, const domain &whole) noexcept {
     array_layout otherwise;
     otherwise.ghost = whole.ghost;

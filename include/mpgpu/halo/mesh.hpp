@@ -136,6 +136,11 @@ namespace detail {
     return own;
 }
 
+/// Returns the domain of a grid. With `box_of`, it describes the grid for ranks that are numbered in any other order.
+[[nodiscard]] constexpr domain domain_of(const grid &g) noexcept {
+    return {{{0, 0, 0}, detail::mesh_cells(g)}, g.periodic, both_sides(g.ghost), g.reach};
+}
+
 /// Returns the number of elements of a rank's arrays in each dimension, including ghost cells. Applies to arrays
 /// without an `array_layout`.
 [[nodiscard]] constexpr std::array<std::int64_t, 3> array_extents(const grid &g, int rank) noexcept {

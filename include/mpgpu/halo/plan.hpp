@@ -104,7 +104,7 @@ class plan {
     /// Throws `argument_error` if the grid and the arrays do not match. Throws `not_supported` if cells must be packed
     /// on the CUDA backend and `options::copy` is empty. Throws the exceptions of `mpgpu::plan`.
     plan(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how = {})
-        : plan(ctx, detail::domain_of(g), detail::checked_boxes(g, arrays), arrays, how) {}
+        : plan(ctx, domain_of(g), detail::checked_boxes(g, arrays), arrays, how) {}
 
     /// Creates a plan in which this process contains all ranks. Rank `rank` computes the boxes `boxes[rank]`. Its
     /// arrays are `arrays[rank]`. The neighbours of a box are all boxes that intersect it when it is grown by the
@@ -161,7 +161,7 @@ class plan {
     std::size_t add(const context &ctx, array_view<const rank_arrays> arrays) {
         check_made();
         check_recipe(imports_ == nullptr);
-        others_.push_back(plan(ctx, recipe_->whole, recipe_->boxes, arrays, same_method()));
+        others_.emplace_back(ctx, recipe_->whole, recipe_->boxes, arrays, same_method());
         return others_.size();
     }
 
@@ -169,7 +169,7 @@ class plan {
     template <class Node> std::size_t add(const context &ctx, const Node &node, const rank_arrays &arrays) {
         check_made();
         check_recipe(imports_ != nullptr);
-        others_.push_back(plan(ctx, node, recipe_->whole, recipe_->boxes.front(), arrays, same_method()));
+        others_.emplace_back(ctx, node, recipe_->whole, recipe_->boxes.front(), arrays, same_method());
         return others_.size();
     }
 
