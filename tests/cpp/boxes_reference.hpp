@@ -210,6 +210,21 @@ inline problem random_problem(random_engine &random, int ranks) {
     return p;
 }
 
+/// Returns a problem with the same boxes and depth, but with other variables and layouts.
+inline problem with_other_arrays(problem p, random_engine &random) {
+    if (p.bytes.size() > 1) {
+        p.bytes.pop_back();
+        p.staggered.pop_back();
+    }
+    p.bytes[0] = p.bytes[0] == 8 ? 4 : 8;
+    p.whole_layouts.clear();
+    p.given_layouts.clear();
+    for (const halo::rank_boxes &boxes : p.boxes) {
+        draw_layouts(p, boxes, random);
+    }
+    return p;
+}
+
 /// Wraps a position into the domain in periodic dimensions.
 inline cell wrapped(const problem &p, cell position) {
     for (std::size_t d = 0; d < 3; ++d) {
@@ -448,11 +463,12 @@ inline std::string difference_in_one_process(const mpgpu::context &ctx, std::uin
     const problem p = random_problem(random, static_cast<int>(any(random, 1, 8)));
     halo::options how = random_options(ctx, p, random);
     how.pushed = how.direct_pieces || any(random, 0, 2) != 0 ? std::nullopt : std::optional<bool>(true);
+    const problem other = with_other_arrays(p, random);
     std::vector<std::vector<part>> sets(static_cast<std::size_t>(any(random, 1, 3))); // arrays that are swapped
     std::vector<std::vector<halo::rank_arrays>> arrays(sets.size());
     for (std::size_t set = 0; set < sets.size(); ++set) {
         for (std::size_t rank = 0; rank < p.boxes.size(); ++rank) {
-            arrays[set].push_back(sets[set].emplace_back(ctx, p, rank).arrays());
+            arrays[set].push_back(sets[set].emplace_back(ctx, set == 1 ? other : p, rank).arrays());
         }
     }
     halo::plan plan =

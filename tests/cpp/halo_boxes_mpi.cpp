@@ -67,9 +67,12 @@ void run_case(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint
     random_engine random(seed);
     const reference::problem p = reference::random_problem(random, node.communicator_size());
     const halo::options how = random_options(ctx, node, p, random);
+    const reference::problem drawn = reference::with_other_arrays(p, random);
+    // The method of the first set must be possible for the others.
+    const reference::problem &other = reference::can_be_pushed(p) && !reference::can_be_pushed(drawn) ? p : drawn;
     std::vector<reference::part> sets; // arrays that are swapped
     for (std::int64_t i = any(random, 1, 3); i > 0; --i) {
-        sets.emplace_back(ctx, p, static_cast<std::size_t>(world_rank));
+        sets.emplace_back(ctx, sets.size() == 1 ? other : p, static_cast<std::size_t>(world_rank));
     }
     const mpgpu::stream stream(ctx, sets[0].where());
     halo::plan plan = plan_of(ctx, node, p, sets[0].arrays(), how);

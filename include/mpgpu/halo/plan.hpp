@@ -155,9 +155,9 @@ class plan {
         : plan(detail::processes<Node>::make(ctx, node, whole, boxes, arrays, how)) {}
 
     /// Adds another set of arrays, with which the arrays of the plan are swapped. Returns its number, which `exchange`
-    /// and `start` accept. The arrays of the constructor are set 0. Sets have the same variables. Layouts may differ.
-    /// Each set has its own message buffers. It is exchanged by the method of set 0, without measurements. If the call
-    /// fails, the plan is not changed. Throws the exceptions of the constructor.
+    /// and `start` accept. The arrays of the constructor are set 0. Sets have the same boxes and depth. Variables and
+    /// layouts may differ. Each set has its own message buffers. It is exchanged by the method of set 0, without
+    /// measurements. If the call fails, the plan is not changed. Throws the exceptions of the constructor.
     std::size_t add(const context &ctx, array_view<const rank_arrays> arrays) {
         check_made();
         check_recipe(imports_ == nullptr);
