@@ -10,11 +10,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -273,4 +275,56 @@ TEST_CASE("two arrays that are swapped in every step are exchanged by one plan")
         CHECK(plan.sets() == 0);
         CHECK_THROWS_AS(plan.add(ctx, second), mpgpu::argument_error);
     }
+}
+
+TEST_CASE("an exchange of another set follows the last exchange, and later work waits for both") {
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    const mpgpu::stream other(ctx, device::gpu(1));
+    halo::grid line;
+    line.cells = {4};
+    line.periodic = {true};
+    line.ghost = {1};
+    mpgpu::buffer<double> first(ctx, device::gpu(0), 6);
+    mpgpu::buffer<double> second(ctx, device::gpu(0), 6);
+    halo::plan plan(ctx, line, std::vector<halo::rank_arrays>{{halo::array_of(first)}});
+    CHECK(plan.add(ctx, std::vector<halo::rank_arrays>{{halo::array_of(second)}}) == 1);
+    std::fill_n(first.data(), 6, 0.0);
+    std::atomic<bool> may_go_on = false;
+    std::atomic<bool> has_waited = false;
+    std::atomic<bool> has_run = false;
+    stream.launch_host([&] {
+        while (!may_go_on) {
+            std::this_thread::yield();
+        }
+        first.data()[1] = 7;
+    });
+    plan.start(stream, 0);
+    plan.start(other, 1);
+    plan.finish(other);
+    other.launch_host([&] {
+        has_waited = first.data()[5] == 7;
+        has_run = true;
+    });
+    for (int i = 0; i < 20000 && !has_run; ++i) { // without the order, the work above runs in this time
+        std::this_thread::yield();
+    }
+    may_go_on = true;
+    other.synchronize();
+    stream.synchronize();
+    CHECK(has_waited);
+}
+
+TEST_CASE("rows and planes are contiguous only if neither array has padding or ghost cells there") {
+    using halo::detail::split;
+    const auto pieces = [](const halo::detail::array_place &source, const halo::detail::array_place &ghost) {
+        const halo::detail::pieces_of found = split({8, {4, 3, 2}, 0, source, 0, ghost});
+        return std::array<std::int64_t, 3>{found.length, found.rows, found.planes};
+    };
+    using three = std::array<std::int64_t, 3>;
+    CHECK(pieces({0, 4, 12}, {0, 4, 12}) == three{24, 1, 1});
+    CHECK(pieces({0, 4, 13}, {0, 4, 12}) == three{12, 1, 2});
+    CHECK(pieces({0, 4, 12}, {0, 4, 16}) == three{12, 1, 2});
+    CHECK(pieces({0, 5, 15}, {0, 4, 12}) == three{4, 3, 2});
+    CHECK(pieces({0, 4, 12}, {0, 6, 18}) == three{4, 3, 2});
 }
