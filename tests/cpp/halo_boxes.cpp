@@ -32,6 +32,34 @@ mpgpu::context virtual_devices() {
     return mpgpu::context(machine);
 }
 
+/// Two boxes in one plane, and arguments that are refused for them.
+struct two_boxes {
+    two_boxes() { whole.cells = {{0, 0, 0}, {8, 8, 1}}; }
+
+    [[nodiscard]] halo::rank_arrays array(std::size_t size,
+                                          const std::optional<halo::array_layout> &layout = std::nullopt) {
+        return {{cells.data(), cells.location(), sizeof(double), size, layout}};
+    }
+
+    void refused(const halo::domain &mesh, const std::vector<halo::rank_boxes> &boxes,
+                 const std::vector<halo::rank_arrays> &own, const std::string &words,
+                 const halo::options &how = {}) const {
+        try {
+            const halo::plan made(ctx, mesh, boxes, own, how);
+            FAIL("accepted; expected: " << words);
+        } catch (const mpgpu::argument_error &e) {
+            INFO(e.what());
+            CHECK(std::string(e.what()).find(words) != std::string::npos);
+        }
+    }
+
+    mpgpu::context ctx = virtual_devices();
+    mpgpu::memory cells = mpgpu::memory(ctx, device::gpu(0), 800);
+    halo::domain whole = {{}, {}, halo::both_sides({1, 1, 0})};
+    std::vector<halo::rank_boxes> good = {{{{0, 0, 0}, {8, 4, 1}}}, {{{0, 4, 0}, {8, 4, 1}}}};
+    std::vector<halo::rank_arrays> arrays = {array(60), array(60)};
+};
+
 } // namespace
 
 TEST_CASE("every byte is right after exchanges between random boxes") {
@@ -146,28 +174,7 @@ TEST_CASE("the face between two boxes is sent by the box on its high side, to th
     CHECK(values(1) == std::vector<double>{104, 201, 202, 203, 204, 101, 102});
 }
 
-TEST_CASE("boxes and layouts that do not go together are refused with the values") {
-    const mpgpu::context ctx = virtual_devices();
-    halo::domain whole;
-    whole.cells = {{0, 0, 0}, {8, 8, 1}};
-    whole.ghost = halo::both_sides({1, 1, 0});
-    const std::vector<halo::rank_boxes> good = {{{{0, 0, 0}, {8, 4, 1}}}, {{{0, 4, 0}, {8, 4, 1}}}};
-    mpgpu::memory cells(ctx, device::gpu(0), std::size_t{800});
-    const auto array = [&](std::size_t size, const std::optional<halo::array_layout> &layout = std::nullopt) {
-        return halo::rank_arrays{{cells.data(), cells.location(), sizeof(double), size, layout}};
-    };
-    const auto refused = [&](const halo::domain &mesh, const std::vector<halo::rank_boxes> &boxes,
-                             const std::vector<halo::rank_arrays> &arrays, const std::string &words,
-                             const halo::options &how = {}) {
-        try {
-            const halo::plan made(ctx, mesh, boxes, arrays, how);
-            FAIL("accepted; expected: " << words);
-        } catch (const mpgpu::argument_error &e) {
-            INFO(e.what());
-            CHECK(std::string(e.what()).find(words) != std::string::npos);
-        }
-    };
-    const std::vector<halo::rank_arrays> arrays = {array(60), array(60)};
+TEST_CASE_FIXTURE(two_boxes, "boxes that do not go together are refused with the values") {
     std::vector<halo::rank_boxes> boxes = good;
     boxes[1] = {{{6, 3, 0}, {2, 4, 1}}};
     refused(whole, boxes, {array(60), array(24)},
@@ -188,13 +195,15 @@ TEST_CASE("boxes and layouts that do not go together are refused with the values
     other = whole;
     other.reach = static_cast<halo::neighbours>(0);
     refused(other, good, arrays, "reach: 0");
+}
 
+TEST_CASE_FIXTURE(two_boxes, "depths and layouts that do not go together are refused with the values") {
+    halo::domain other = whole;
     halo::options how;
     how.depth = halo::layers{{1, 2, 0}, {1, 1, 0}};
     refused(whole, good, arrays, "1 ghost cells at the low side in y, and 2 layers to exchange", how);
     how.depth = halo::layers{{0, 0, 0}, {0, -1, 0}};
     refused(whole, good, arrays, "layers to exchange in y: -1: must be 0 to", how);
-    other = whole;
     other.periodic[0] = true;
     how.depth = halo::layers{{0, 0, 0}, {9, 0, 0}};
     refused(other, good, arrays, "layers to exchange in x: 9: must be 0 to 8;", how);
