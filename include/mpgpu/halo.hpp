@@ -20,7 +20,10 @@
 /// @endcode
 ///
 /// Arrays: a rank has one array for each variable. It contains `array_extents(grid, rank)` elements including ghost
-/// cells, without padding. Elements that are adjacent in x are adjacent in memory.
+/// cells, without padding, unless an `array_layout` states otherwise. Elements that are adjacent in x are adjacent in
+/// memory.
+///
+/// Boxes: if the mesh is not divided into a regular grid of ranks, a `domain` and the boxes of each rank describe it.
 ///
 /// Exchange: the outermost computed cells of every neighbour are copied into the ghost cells on that side. Regions that
 /// consist of few contiguous pieces are copied directly. All other regions are packed into one message per pair of
@@ -35,6 +38,8 @@
 ///
 /// Errors are thrown as described in mpgpu.hpp.
 
+#include <mpgpu/halo/boxes.hpp>
+#include <mpgpu/halo/division.hpp>
 #include <mpgpu/halo/measure.hpp>
 #include <mpgpu/halo/mesh.hpp>
 #include <mpgpu/halo/persistent.hpp>

@@ -362,19 +362,26 @@ TEST_CASE("where nothing packs, only forms that need none are tried") {
     g.ghost = {1, 1, 0};
     const halo::options open;
     const std::vector<std::size_t> sizes = {8};
-    CHECK(halo::detail::limits_to_try(g, sizes, open, true, 4) == std::vector<std::uint64_t>{0, 1, 32});
-    CHECK(halo::detail::limits_to_try(g, sizes, open, false, 4) == std::vector<std::uint64_t>{32});
+    CHECK(halo::detail::limits_to_try(reference::connections_of(g, sizes), open, true, 4) ==
+          std::vector<std::uint64_t>{0, 1, 32});
+    CHECK(halo::detail::limits_to_try(reference::connections_of(g, sizes), open, false, 4) ==
+          std::vector<std::uint64_t>{32});
     g.cells = {64, 64000, 1};
-    CHECK(halo::detail::limits_to_try(g, sizes, open, false, 4) == std::vector<std::uint64_t>{1}); // and is refused
+    CHECK(halo::detail::limits_to_try(reference::connections_of(g, sizes), open, false, 4) ==
+          std::vector<std::uint64_t>{1}); // and is refused
     g.ranks = {1, 4, 1};
     g.ghost = {0, 1, 0};
-    CHECK(halo::detail::limits_to_try(g, sizes, open, false, 4) == std::vector<std::uint64_t>{1});
-    CHECK(halo::detail::limits_to_try(g, sizes, open, true, 4) == std::vector<std::uint64_t>{0, 1});
+    CHECK(halo::detail::limits_to_try(reference::connections_of(g, sizes), open, false, 4) ==
+          std::vector<std::uint64_t>{1});
+    CHECK(halo::detail::limits_to_try(reference::connections_of(g, sizes), open, true, 4) ==
+          std::vector<std::uint64_t>{0, 1});
     g.cells = {6400, 6400, 1};
     g.ranks = {8, 1, 1};
     g.ghost = {1, 0, 0};
-    CHECK(halo::detail::limits_to_try(g, sizes, open, true, 8) == std::vector<std::uint64_t>{0});
-    CHECK(halo::detail::limits_to_try(g, sizes, open, true, 1) == std::vector<std::uint64_t>{0, 6400}); // eight nodes
+    CHECK(halo::detail::limits_to_try(reference::connections_of(g, sizes), open, true, 8) ==
+          std::vector<std::uint64_t>{0});
+    CHECK(halo::detail::limits_to_try(reference::connections_of(g, sizes), open, true, 1) ==
+          std::vector<std::uint64_t>{0, 6400}); // eight nodes
 }
 
 TEST_CASE("a rank that is its own neighbour, and one that has none") {

@@ -113,24 +113,34 @@ void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const h
     constexpr std::uint64_t before = 5;
     constexpr std::uint64_t launches = 40;
     constexpr std::uint64_t after = 5;
-    const halo_test::part mine(ctx, g, world_rank, sizes);
-    const mpgpu::stream stream(ctx, mine.where());
+    std::vector<halo_test::part> sets; // arrays that are swapped
+    sets.emplace_back(ctx, g, world_rank, sizes);
+    sets.emplace_back(ctx, g, world_rank, sizes);
+    const mpgpu::stream stream(ctx, sets[0].where());
     halo::options how = halo_test::options_for(ctx);
     how.direct_pieces = direct_pieces;
     how.pushed = pushed;
-    halo::plan halo(ctx, node, g, mine.arrays(), how);
+    halo::plan halo(ctx, node, g, sets[0].arrays(), how);
+    halo.add(ctx, node, sets[1].arrays());
     std::string difference;
     const auto cycle = [&](std::uint64_t number, const auto &exchange) {
-        stream.launch_host([&mine, number] { mine.fill(number); });
-        mine.upload(stream);
+        for (const halo_test::part &mine : sets) {
+            stream.launch_host([&mine, number] { mine.fill(number); });
+            mine.upload(stream);
+        }
         exchange();
-        mine.download(stream);
-        stream.launch_host([&mine, &difference, number] {
-            difference = difference.empty() ? mine.first_difference(number) : difference;
-        });
+        for (const halo_test::part &mine : sets) {
+            mine.download(stream);
+            stream.launch_host([&mine, &difference, number] {
+                difference = difference.empty() ? mine.first_difference(number) : difference;
+            });
+        }
     };
     std::uint64_t number = 0;
-    const auto plainly = [&] { halo.exchange(stream); };
+    const auto plainly = [&] {
+        halo.exchange(stream);
+        halo.exchange(stream, 1);
+    };
     while (number < before) {
         cycle(++number, plainly);
     }

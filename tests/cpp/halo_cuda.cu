@@ -6,6 +6,7 @@
 //   halo_cuda
 //
 // Prints a summary and exits with 0, with 77 if there is no GPU, or otherwise with 1.
+#include "boxes_reference.hpp"
 #include "halo_part.hpp"
 
 #include <mpgpu/halo.cuh>
@@ -107,6 +108,18 @@ void check_exchanges(const mpgpu::context &ctx, std::optional<std::uint64_t> dir
     }
 }
 
+/// Tests exchanges between random boxes with padded arrays and staggered variables.
+void check_boxes(const mpgpu::context &ctx) {
+    constexpr std::uint64_t seed = 20261130;
+    const std::uint64_t cases = boxes_reference::number_from("TEST_CASES", 60);
+    for (std::uint64_t number = 0; number < cases; ++number) {
+        const std::string difference = boxes_reference::difference_in_one_process(ctx, seed + number);
+        if (!difference.empty()) {
+            throw std::runtime_error("boxes, " + difference);
+        }
+    }
+}
+
 /// Tests that an exchange is refused with a message if cells must be packed and there is no kernel for it.
 void check_refusal(const mpgpu::context &ctx) {
     halo::grid g;
@@ -143,6 +156,7 @@ int run() {
         check_exchanges(ctx, direct_pieces, std::nullopt, 20261121);
     }
     check_exchanges(ctx, 0, true, 20261124);
+    check_boxes(ctx);
     std::printf("exchanges on %d GPUs: every cell right\n", ctx.devices().gpus);
     return 0;
 }

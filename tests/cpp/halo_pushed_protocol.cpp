@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Tests the protocol of halo/pushed.hpp. Threads represent the blocks of several ranks, and the library is not used, so
 // the test also runs under ThreadSanitizer. Messages are written and read without atomics.
+#include "halo_reference.hpp"
+
 #include <mpgpu/halo.hpp>
 
 #include <doctest/doctest.h>
@@ -339,8 +341,9 @@ TEST_CASE("on every grid ranks send to each other both ways, and inboxes hold ea
             g.periodic.at(d) = random() % 2 == 0;
         }
         g.reach = static_cast<halo::neighbours>(1 + random() % 3);
-        const detail::schedule all = detail::schedule_of(g, {8, 4}, 0, [](int) { return true; });
-        CHECK(detail::sends_both_ways(all));
+        const detail::connections between = halo_reference::connections_of(g, {8, 4});
+        CHECK(detail::sends_both_ways(between));
+        const detail::schedule all = detail::schedule_of(between, 0, [](int) { return true; });
         const detail::pushed_inboxes at(all);
         std::vector<std::vector<bool>> used(at.half.size());
         for (std::size_t i = 0; i < all.pairs.size(); ++i) {

@@ -226,6 +226,23 @@ inline std::pair<grid, std::vector<std::size_t>> random_problem(std::mt19937 &ra
     return {g, sizes};
 }
 
+/// Returns the regions that the ranks of a grid send to each other, for variables with the given element sizes.
+inline mpgpu::halo::detail::connections connections_of(const grid &g, const std::vector<std::size_t> &sizes) {
+    mpgpu::halo::rank_arrays arrays;
+    for (const std::size_t bytes : sizes) {
+        arrays.push_back({nullptr, mpgpu::device::host(), bytes, 0});
+    }
+    mpgpu::halo::detail::division all;
+    all.whole = mpgpu::halo::domain_of(g);
+    all.depth = all.whole.ghost;
+    all.ranks = mpgpu::halo::rank_count(g);
+    all.variables = mpgpu::halo::detail::variables_of(arrays, 1);
+    for (int rank = 0; rank < all.ranks; ++rank) {
+        mpgpu::halo::detail::add_boxes(all, rank, {mpgpu::halo::box_of(g, rank)}, arrays);
+    }
+    return mpgpu::halo::detail::connect(all);
+}
+
 } // namespace halo_reference
 
 #endif // MPGPU_TESTS_HALO_REFERENCE_HPP

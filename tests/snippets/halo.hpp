@@ -23,6 +23,7 @@ extern double *p;
 extern const std::size_t n;
 extern const mpgpu::device gpu;
 extern mpgpu::stream stream;
+extern const mpgpu::halo::rank_arrays swapped;
 void compute(mpgpu::stream_view stream);
 void interior(mpgpu::stream_view stream);
 void boundary(mpgpu::stream_view stream);

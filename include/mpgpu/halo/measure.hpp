@@ -148,9 +148,18 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
     return std::nullopt;
 }
 
+/// Returns the options. Throws if they contradict each other.
+[[nodiscard]] inline const options &checked(const options &how) {
+    std::optional<error_details> found = wrong(how);
+    if (found) {
+        fail(std::move(*found));
+    }
+    return how;
+}
+
 /// Returns true if the options request pushed messages, or request that they are measured.
-[[nodiscard]] inline bool tries_pushed(const grid &g, const options &how, bool can_push) {
-    return how.pushed.value_or(can_push && !how.direct_pieces && packs(g, 0));
+[[nodiscard]] inline bool tries_pushed(const connections &all, const options &how, bool can_push) {
+    return how.pushed.value_or(can_push && !how.direct_pieces && packs(all, 0));
 }
 
 /// Calls `work()` and returns its duration in seconds.
@@ -163,16 +172,16 @@ template <class Work> [[nodiscard]] double seconds_of(const Work &work) {
 /// Returns the values of `options::direct_pieces` to choose from: the caller's value, or all values that are worth
 /// measuring. If there is no function that can pack (`can_pack` is false), values that require packing are left out. If
 /// all values require packing, one of them remains; creating its plan then reports the error.
-[[nodiscard]] inline std::vector<std::uint64_t> limits_to_try(const grid &g,
-                                                              const std::vector<std::size_t> &element_bytes,
-                                                              const options &how, bool can_pack, int ranks_in_a_plan) {
+[[nodiscard]] inline std::vector<std::uint64_t> limits_to_try(const connections &all, const options &how, bool can_pack,
+                                                              int ranks_in_a_plan) {
     if (how.direct_pieces) {
         return {*how.direct_pieces};
     }
-    std::vector<std::uint64_t> limits = limits_of(g, element_bytes, ranks_in_a_plan);
+    std::vector<std::uint64_t> limits = limits_of(all, ranks_in_a_plan);
     if (!can_pack) {
-        limits.erase(std::remove_if(limits.begin(), limits.end(), [&](std::uint64_t limit) { return packs(g, limit); }),
-                     limits.end());
+        limits.erase(
+            std::remove_if(limits.begin(), limits.end(), [&](std::uint64_t limit) { return packs(all, limit); }),
+            limits.end());
     }
     return limits.empty() ? std::vector<std::uint64_t>{1} : limits;
 }

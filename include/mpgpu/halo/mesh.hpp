@@ -27,29 +27,66 @@ enum class neighbours : std::int32_t {
     corners = 3 ///< neighbours across faces, edges and corners: 26 in three dimensions
 };
 
+/// Order in which the ranks of a grid are numbered. It does not depend on the order of cells in memory.
+enum class rank_order : std::int32_t {
+    x_first, ///< adjacent numbers are adjacent in x: rank (x, y, z) has the number x + ranks[0] * (y + ranks[1] * z)
+    z_first ///< adjacent numbers are adjacent in z, or in the last dimension with several ranks, as in MPI_Cart_create:
+            ///< rank (x, y, z) has the number z + ranks[2] * (y + ranks[1] * x)
+};
+
 /// Mesh, and its division among ranks. The dimensions are x, y and z. Cells that are adjacent in x are adjacent in
 /// memory. Keep the defaults in dimensions that a problem does not have: one cell, no ghost cells. In y and z, 0 cells
 /// and 0 ranks count as 1, so `g.cells = {nx, ny}` defines a plane. A plain value.
 struct grid {
     /// Number of cells of the whole mesh in each dimension, without ghost cells.
     std::array<std::int64_t, 3> cells = {1, 1, 1};
-    /// Number of ranks in each dimension. Rank (x, y, z) has the number x + ranks[0] * (y + ranks[1] * z).
+    /// Number of ranks in each dimension.
     std::array<int, 3> ranks = {1, 1, 1};
     /// True for each dimension that is periodic: its first cell is the neighbour of its last cell.
     std::array<bool, 3> periodic = {false, false, false};
     /// Number of ghost cells on each of the two sides in each dimension. It must not exceed the number of cells that
-    /// any rank has in that dimension.
+    /// any rank has in that dimension. Arrays may have other ghost widths (`array_layout`), and an exchange may
+    /// transfer another number of layers (`options::depth`).
     std::array<std::int64_t, 3> ghost = {0, 0, 0};
     /// Neighbours with which a rank exchanges cells. Ghost cells of all other neighbours are not changed. Ghost cells
     /// outside a mesh that is not periodic are not changed either.
     neighbours reach = neighbours::corners;
+    /// Order in which the ranks are numbered. For any other order, pass boxes (`domain`).
+    rank_order order = rank_order::x_first;
 };
 
 /// Box of cells of the whole mesh or of one array.
 struct box {
-    std::array<std::int64_t, 3> first = {0, 0, 0}; ///< index of the first cell in each dimension, from 0
+    std::array<std::int64_t, 3> first = {0, 0, 0}; ///< index of the first cell in each dimension
     std::array<std::int64_t, 3> cells = {0, 0, 0}; ///< number of cells in each dimension
 };
+
+/// Numbers of layers of cells at the two sides of a box.
+struct layers {
+    std::array<std::int64_t, 3> low = {0, 0, 0};  ///< layers at the side of small indices, in each dimension
+    std::array<std::int64_t, 3> high = {0, 0, 0}; ///< layers at the side of large indices, in each dimension
+};
+
+/// Returns equal numbers of layers for the two sides of each dimension.
+[[nodiscard]] constexpr layers both_sides(const std::array<std::int64_t, 3> &width) noexcept {
+    return {width, width};
+}
+
+/// Mesh whose division among ranks is a list of boxes (`rank_boxes`). A plain value that is equal on all ranks.
+struct domain {
+    /// All cells of the mesh. Every box is inside it. Boxes need not cover it.
+    box cells;
+    /// True for each dimension that is periodic: its first cell is the neighbour of its last cell.
+    std::array<bool, 3> periodic = {false, false, false};
+    /// Ghost widths of arrays without their own `array_layout`, and number of layers that an exchange transfers unless
+    /// `options::depth` is set. They may exceed the size of boxes.
+    layers ghost;
+    /// Ghost cells that are exchanged, by the number of dimensions in which they are outside the box.
+    neighbours reach = neighbours::corners;
+};
+
+/// Boxes of cells that a rank computes: one or more. Boxes of one rank or of several ranks must not overlap.
+using rank_boxes = std::vector<box>;
 
 namespace detail {
 
@@ -77,6 +114,9 @@ namespace detail {
 /// Returns the position (x, y, z) of a rank in the grid of ranks.
 [[nodiscard]] constexpr std::array<int, 3> place_of(const grid &g, int rank) noexcept {
     const std::array<int, 3> ranks = detail::mesh_ranks(g);
+    if (g.order == rank_order::z_first) {
+        return {rank / ranks[2] / ranks[1], rank / ranks[2] % ranks[1], rank % ranks[2]};
+    }
     return {rank % ranks[0], rank / ranks[0] % ranks[1], rank / ranks[0] / ranks[1]};
 }
 
@@ -96,10 +136,46 @@ namespace detail {
     return own;
 }
 
-/// Returns the number of elements of a rank's arrays in each dimension, including ghost cells.
+/// Returns the domain of a grid. With `box_of`, it describes the grid for ranks that are numbered in any other order.
+[[nodiscard]] constexpr domain domain_of(const grid &g) noexcept {
+    return {{{0, 0, 0}, detail::mesh_cells(g)}, g.periodic, both_sides(g.ghost), g.reach};
+}
+
+/// Returns the number of elements of a rank's arrays in each dimension, including ghost cells. Applies to arrays
+/// without an `array_layout`.
 [[nodiscard]] constexpr std::array<std::int64_t, 3> array_extents(const grid &g, int rank) noexcept {
     const box own = box_of(g, rank);
     return {own.cells[0] + 2 * g.ghost[0], own.cells[1] + 2 * g.ghost[1], own.cells[2] + 2 * g.ghost[2]};
+}
+
+/// Layout of the array of a variable. Ghost widths and padding may differ between ranks.
+struct array_layout {
+    /// Ghost widths of the array. The first computed cell has the indices `ghost.low` in the array.
+    layers ghost;
+    /// True for each dimension in which the variable is staggered: its values are at the faces between cells. The array
+    /// then has one computed element more in that dimension than the box has cells. Element i is at the low side of
+    /// cell i. Equal on all ranks.
+    ///
+    /// The last face of a box is also the first face of the next box. The box whose cell is on the high side of the
+    /// face owns it, and its value is sent to the other box. If no box contains that cell, the box at the low side owns
+    /// the face. If a variable is staggered in several dimensions, an element has up to eight adjacent cells. The box
+    /// with the first of these cells owns it, in the order: high before low side in z, then in y, then in x. Elements
+    /// that a box shares but does not own are received in each exchange, whatever `reach` is.
+    std::array<bool, 3> staggered = {false, false, false};
+    /// Distance of adjacent rows in elements. With the value 0, rows have no padding.
+    std::int64_t row = 0;
+    /// Distance of adjacent planes in elements. With the value 0, planes have no padding.
+    std::int64_t plane = 0;
+};
+
+/// Returns the number of elements of an array in each dimension, including ghost cells but not padding. `own` is the
+/// box of cells that the rank computes.
+[[nodiscard]] constexpr std::array<std::int64_t, 3> array_extents(const box &own, const array_layout &layout) noexcept {
+    std::array<std::int64_t, 3> extents = {0, 0, 0};
+    for (std::size_t d = 0; d < 3; ++d) {
+        extents[d] = layout.ghost.low[d] + own.cells[d] + (layout.staggered[d] ? 1 : 0) + layout.ghost.high[d];
+    }
+    return extents;
 }
 
 /// Array of one variable on one rank, with ghost cells. A non-owning view.
@@ -107,18 +183,23 @@ struct rank_array {
     void *data;                ///< address of the first element
     device location;           ///< device that owns the memory
     std::size_t element_bytes; ///< size of one element in bytes
-    std::size_t size;          ///< number of elements, including ghost cells
+    std::size_t size;          ///< number of elements, including ghost cells and padding
+    /// Layout of the array. If it is empty, the array has the ghost widths of the grid or domain, and no padding.
+    std::optional<array_layout> layout = std::nullopt;
 };
 
-/// Arrays of all variables of one rank, all on one device. All ranks have the same variables in the same order.
+/// Arrays of all variables of one rank, all on one device. All ranks have the same variables in the same order. If a
+/// rank has several boxes, the arrays of all variables of the first box precede those of the second box.
 using rank_arrays = std::vector<rank_array>;
 
 /// Converts a `buffer` or a `device_span` to a `rank_array`. The elements may have any trivially copyable type.
-template <class Elements> [[nodiscard]] rank_array array_of(Elements &&elements) noexcept {
+template <class Elements>
+[[nodiscard]] rank_array array_of(Elements &&elements,
+                                  const std::optional<array_layout> &layout = std::nullopt) noexcept {
     const auto whole = mpgpu::detail::as_device_span(elements);
     using element = typename decltype(whole)::element_type;
     static_assert(!std::is_const_v<element>, "mpgpu: ghost cells are written");
-    return {whole.data(), whole.location(), sizeof(element), whole.size()};
+    return {whole.data(), whole.location(), sizeof(element), whole.size(), layout};
 }
 
 namespace detail {
@@ -175,45 +256,10 @@ inline void check(mp_status_t outcome) {
         return invalid("grid",
                        "reach: " + std::to_string(static_cast<int>(g.reach)) + ": must be faces, edges or corners");
     }
-    return std::nullopt;
-}
-
-/// Checks the arrays of a rank. Returns the error, or nothing if the arrays are valid. The grid must be valid.
-[[nodiscard]] inline std::optional<error_details> wrong(const grid &g, int rank, const rank_arrays &arrays) {
-    const std::string whose = "rank " + std::to_string(rank);
-    if (arrays.empty()) {
-        return invalid("arrays", whose + " has no variables: give each rank one array or more");
-    }
-    const std::array<std::int64_t, 3> e = array_extents(g, rank);
-    std::optional<std::int64_t> elements = product(e[0], e[1]);
-    elements = elements ? product(*elements, e[2]) : elements;
-    for (std::size_t v = 0; v < arrays.size(); ++v) {
-        const rank_array &one = arrays[v];
-        const std::string what = whose + ", variable " + std::to_string(v) + ": ";
-        if (!elements || one.size != static_cast<std::uint64_t>(*elements)) {
-            return invalid("arrays", what + std::to_string(one.size) + " elements: must be " + std::to_string(e[0]) +
-                                         " x " + std::to_string(e[1]) + " x " + std::to_string(e[2]) +
-                                         ", ghost cells included");
-        }
-        if (one.data == nullptr || one.element_bytes == 0 ||
-            one.element_bytes > std::numeric_limits<std::uint64_t>::max() / 2 / one.size) {
-            return invalid("arrays", what + "the address is null, or elements have no size");
-        }
-        if (one.location != arrays[0].location) {
-            return invalid("arrays", what + "is on device " + std::to_string(one.location.id()) +
-                                         ", variable 0 on device " + std::to_string(arrays[0].location.id()) +
-                                         ": all arrays of a rank must be on one device");
-        }
+    if (g.order != rank_order::x_first && g.order != rank_order::z_first) {
+        return invalid("grid", "order: " + std::to_string(static_cast<int>(g.order)) + ": must be x_first or z_first");
     }
     return std::nullopt;
-}
-
-[[nodiscard]] inline std::vector<std::size_t> element_sizes(const rank_arrays &arrays) {
-    std::vector<std::size_t> sizes;
-    for (const rank_array &one : arrays) {
-        sizes.push_back(one.element_bytes);
-    }
-    return sizes;
 }
 
 } // namespace detail

@@ -63,23 +63,20 @@ struct message_part {
 
 /// Returns the parts in which the message between two ranks is sent. The result is equal on both ranks. Each part
 /// contains pieces of about 32 KiB in total, so that the first parts of a large message are sent while others are
-/// packed. `element_bytes` contains the element size of each variable. If it is empty, returns one part.
-[[nodiscard]] inline std::vector<message_part> parts_of(const rank_pair &p,
-                                                        const std::vector<std::size_t> &element_bytes) {
+/// packed. If `in_parts` is false, returns one part.
+[[nodiscard]] inline std::vector<message_part> parts_of(const rank_pair &p, bool in_parts) {
     constexpr std::uint64_t enough = 32768; // MPI sends this size in about the time of an empty message
-    if (element_bytes.empty()) {
+    if (!in_parts) {
         return {{0, p.bytes, 0, 0}};
     }
     std::vector<message_part> parts = {{0, 0, 0, 0}};
     for (const region &r : p.packed) {
-        for (const std::size_t bytes : element_bytes) {
-            if (parts.back().bytes >= enough) {
-                const message_part &last = parts.back();
-                parts.push_back({last.offset + last.bytes, 0, last.first_piece + last.pieces, 0});
-            }
-            parts.back().bytes += aligned(cells_of(r) * bytes, piece_alignment);
-            ++parts.back().pieces;
+        if (parts.back().bytes >= enough) {
+            const message_part &last = parts.back();
+            parts.push_back({last.offset + last.bytes, 0, last.first_piece + last.pieces, 0});
         }
+        parts.back().bytes += aligned(bytes_of(r), piece_alignment);
+        ++parts.back().pieces;
     }
     return parts;
 }
@@ -195,11 +192,10 @@ class mpi_requests : public off_node {
     };
 
     /// Creates the MPI requests. `outbox` and `inbox` are the buffers of packed messages of this rank, on its device.
-    /// If `element_bytes` is not empty, large messages are sent in several parts. Collective over the ranks of the
+    /// If `in_parts` is true, large messages are sent in several parts. Collective over the ranks of the
     /// node's communicator.
-    mpi_requests(const context &ctx, const mpi::node &node, const schedule &all, int rank, device where,
-                 const std::vector<std::size_t> &element_bytes, const std::shared_ptr<memory> &outbox,
-                 const std::shared_ptr<memory> &inbox, const options &how)
+    mpi_requests(const context &ctx, const mpi::node &node, const schedule &all, int rank, device where, bool in_parts,
+                 const std::shared_ptr<memory> &outbox, const std::shared_ptr<memory> &inbox, const options &how)
         : time_limit_(how.time_limit), given_out_(outbox), given_in_(inbox) {
         mpi::detail::check(MPI_Comm_dup(node.everyone(), messages_.address()), "MPI_Comm_dup");
         if (how.persistent != persistent_form::none) {
@@ -227,7 +223,7 @@ class mpi_requests : public off_node {
                 std::byte *const box = (receives ? inbox : outbox)->data();
                 std::byte *const given = (receives ? given_in_ : given_out_)->data();
                 int tag = 0;
-                for (const message_part &part : parts_of(p, element_bytes)) {
+                for (const message_part &part : parts_of(p, in_parts)) {
                     const std::uint64_t offset = (receives ? p.inbox_offset : p.outbox_offset) + part.offset;
                     made.push_back({&p, part, receives ? p.from : p.to, tag++, box + offset, given + offset});
                 }
@@ -380,7 +376,7 @@ class mpi_messages final : public mpi_requests {
   public:
     mpi_messages(const context &ctx, const mpi::node &node, const schedule &all, int rank,
                  const std::shared_ptr<memory> &outbox, const std::shared_ptr<memory> &inbox, const options &how)
-        : mpi_requests(ctx, node, all, rank, outbox->location(), {}, outbox, inbox, how), nothing_(ctx, {}) {
+        : mpi_requests(ctx, node, all, rank, outbox->location(), false, outbox, inbox, how), nothing_(ctx, {}) {
         const auto copies = [&](std::optional<mpgpu::plan> &made, const std::vector<message> &messages, bool down) {
             std::vector<transfer> transfers;
             for (const message &m : messages) {
@@ -443,11 +439,11 @@ class mpi_messages final : public mpi_requests {
 /// have arrived.
 class persistent_messages final : public mpi_requests {
   public:
-    persistent_messages(const context &ctx, const mpi::node &node, const grid &g, const schedule &all, int rank,
+    persistent_messages(const context &ctx, const mpi::node &node, const schedule &all, int rank,
                         const rank_arrays &arrays, const std::shared_ptr<memory> &outbox,
                         const std::shared_ptr<memory> &inbox, const options &how)
-        : mpi_requests(ctx, node, all, rank, arrays[0].location, element_sizes(arrays), outbox, inbox, how),
-          context_(ctx.get()), side_(ctx, arrays[0].location), forked_(ctx), ended_(ctx),
+        : mpi_requests(ctx, node, all, rank, arrays[0].location, true, outbox, inbox, how), context_(ctx.get()),
+          side_(ctx, arrays[0].location), forked_(ctx), ended_(ctx),
           told_(ctx, arrays[0].location, 2 + sent_.size() + received_.size()) {
         alone_ = std::none_of(all.pairs.begin(), all.pairs.end(),
                               [rank](const rank_pair &p) { return p.on_node && (p.from == rank || p.to == rank); });
@@ -464,7 +460,7 @@ class persistent_messages final : public mpi_requests {
             const direction way = receives ? direction::unpack : direction::pack;
             for (const message &m : receives ? received_ : sent_) {
                 std::vector<piece> pieces; // pieces of all parts of the messages
-                add_pieces(pieces, *m.of, g, arrays, m.given - m.part.offset, way);
+                add_pieces(pieces, *m.of, arrays, m.given - m.part.offset, way);
                 lists.add({pieces.data() + m.part.first_piece, m.part.pieces});
             }
         }

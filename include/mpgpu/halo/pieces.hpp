@@ -183,6 +183,10 @@ struct options {
     /// Function that creates the kernel for `pushed`, on CUDA `cuda_pushed()` of mpgpu/halo.cuh. If it is empty, CPU
     /// threads are used, which is possible only on the host backend.
     pushing_copier pushed_copy;
+    /// Number of layers of cells that an exchange transfers, for all variables. It may be less than the ghost widths of
+    /// the arrays: the layers next to the computed cells are exchanged, and the others are not changed. If it is empty,
+    /// it is the ghost width of the grid or domain. Equal on all ranks.
+    std::optional<layers> depth;
 };
 
 namespace detail {

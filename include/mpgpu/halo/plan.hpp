@@ -104,7 +104,19 @@ class plan {
     /// Throws `argument_error` if the grid and the arrays do not match. Throws `not_supported` if cells must be packed
     /// on the CUDA backend and `options::copy` is empty. Throws the exceptions of `mpgpu::plan`.
     plan(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how = {})
-        : plan(fastest(ctx, g, arrays, how, checked(g, arrays, how))) {}
+        : plan(ctx, domain_of(g), detail::checked_boxes(g, arrays), arrays, how) {}
+
+    /// Creates a plan in which this process contains all ranks. Rank `rank` computes the boxes `boxes[rank]`. Its
+    /// arrays are `arrays[rank]`. The neighbours of a box are all boxes that intersect it when it is grown by the
+    /// layers to exchange, and their periodic images. Ghost cells that are in no box are not changed.
+    ///
+    /// Throws `argument_error` if boxes overlap, and the exceptions of the constructor above.
+    plan(const context &ctx, const domain &whole, array_view<const rank_boxes> boxes,
+         array_view<const rank_arrays> arrays, const options &how = {})
+        : plan(fastest(ctx, detail::connect(detail::checked(whole, boxes, arrays, how.depth)), arrays,
+                       detail::checked(how))) {
+        recipe_ = std::make_shared<recipe>(recipe{whole, {boxes.begin(), boxes.end()}, how});
+    }
 
     /// Creates a plan with one process per rank. Collective. Each process passes the arrays of its own rank. `node` is
     /// an `mpi::node`; include mpgpu/halo_mpi.hpp. Rank numbers in the grid are those of the node's communicator. Call
@@ -135,6 +147,32 @@ class plan {
     plan(const context &ctx, const Node &node, const grid &g, const rank_arrays &arrays, const options &how = {})
         : plan(detail::processes<Node>::make(ctx, node, g, arrays, how)) {}
 
+    /// Creates a plan with one process per rank, in which each process passes the boxes of its own rank. Collective.
+    /// The boxes of all ranks are gathered. Otherwise as the constructor above, and the one with boxes in one process.
+    template <class Node, std::enable_if_t<!std::is_same_v<Node, domain>, int> = 0>
+    plan(const context &ctx, const Node &node, const domain &whole, const rank_boxes &boxes, const rank_arrays &arrays,
+         const options &how = {})
+        : plan(detail::processes<Node>::make(ctx, node, whole, boxes, arrays, how)) {}
+
+    /// Adds another set of arrays, with which the arrays of the plan are swapped. Returns its number, which `exchange`
+    /// and `start` accept. The arrays of the constructor are set 0. Sets have the same boxes and depth. Variables and
+    /// layouts may differ. Each set has its own message buffers. It is exchanged by the method of set 0, without
+    /// measurements. If the call fails, the plan is not changed. Throws the exceptions of the constructor.
+    std::size_t add(const context &ctx, array_view<const rank_arrays> arrays) {
+        check_made();
+        check_recipe(imports_ == nullptr);
+        others_.emplace_back(ctx, recipe_->whole, recipe_->boxes, arrays, same_method());
+        return others_.size();
+    }
+
+    /// Adds another set of arrays to a plan with one process per rank. Collective. Otherwise as the function above.
+    template <class Node> std::size_t add(const context &ctx, const Node &node, const rank_arrays &arrays) {
+        check_made();
+        check_recipe(imports_ != nullptr);
+        others_.emplace_back(ctx, node, recipe_->whole, recipe_->boxes.front(), arrays, same_method());
+        return others_.size();
+    }
+
     /// Blocks until the exchanges of the plan have finished, and frees its resources. The plan is then empty. It may be
     /// destroyed or assigned to.
     ///
@@ -146,6 +184,9 @@ class plan {
         check_made();
         plan whole = std::move(*this); // is destroyed at the end of this function
         whole.complete();
+        for (plan &other : whole.others_) {
+            other.destroy();
+        }
         if (whole.off_node_) {
             whole.off_node_->close();
         }
@@ -162,11 +203,15 @@ class plan {
         }
     }
 
-    /// Enqueues an exchange after all earlier work in `stream` and before all later work. Blocks only if there are
-    /// ranks on other nodes; see `start` and `finish`. Throws `argument_error`, `peer_gone`, `driver_error`, and
-    /// `timeout` if ranks on other nodes exceed `options::time_limit`.
-    void exchange(stream_view stream) {
-        check_made();
+    /// Enqueues an exchange of a set of arrays after all earlier work in `stream` and before all later work. Blocks
+    /// only if there are ranks on other nodes; see `start` and `finish`. Throws `argument_error`, `peer_gone`,
+    /// `driver_error`, and `timeout` if ranks on other nodes exceed `options::time_limit`.
+    void exchange(stream_view stream, std::size_t set = 0) {
+        plan &of_set = select(stream, set);
+        if (&of_set != this) {
+            of_set.exchange(stream);
+            return;
+        }
         if (push_) {
             std::int32_t of = MP_DEVICE_HOST;
             look_at(stream, &of);
@@ -175,11 +220,12 @@ class plan {
                 return;
             }
         }
-        start(stream);
-        finish(stream);
+        start_own(stream);
+        finish_own(stream);
     }
 
-    /// Starts an exchange after all earlier work in `stream`. Later work in `stream` does not wait for the exchange.
+    /// Starts an exchange of a set of arrays after all earlier work in `stream`. Later work in `stream` does not wait
+    /// for the exchange.
     ///
     /// Until `finish`, that later work must not access ghost cells. It may read, but not write, the computed cells that
     /// are sent: those within one ghost width of the boundary. It may read and write all other cells.
@@ -187,51 +233,23 @@ class plan {
     /// With ranks on other nodes the call blocks until the messages to them are packed, because MPI is not ordered by
     /// streams. The call does not block if all ranks are on one node, or if `options::progress` is not
     /// `progress_by::start`. Throws the exceptions of `exchange`.
-    void start(stream_view stream) {
-        check_made();
-        complete();
-        look_at(stream);
-        const mpgpu::stream &order = lanes_.front().order;
-        begun_.record(stream);
-        order.wait(begun_);
-        if (push_) {
-            push(order);
-            return;
-        }
-        if (packs_) {
-            fork([](const lane &l) -> const launch_function & { return l.pack; });
-        }
-        if (off_node_) {
-            off_node_->packed(order);
-        }
-        if (transfers_) {
-            ++transferred_;
-            transfers_->enqueue(order);
-        }
-        if (packs_) {
-            fork([](const lane &l) -> const launch_function & { return l.unpack; });
-        }
-        finished_.record(order);
-        if (off_node_) { // last, so that other enqueued work runs while the host waits
-            off_node_->start();
-            under_way_ = true;
-            if (waits_) {
-                go_on_until([](const exchange_progress &now) { return now.packed == now.to_send; });
-            }
-        }
-    }
+    ///
+    /// Exchanges of all sets run one after the other. If the last exchange was of another set, later work in `stream`
+    /// waits for it. In a stream that is being captured, call `finish` before `start` of another set.
+    void start(stream_view stream, std::size_t set = 0) { select(stream, set).start_own(stream); }
 
     /// Makes progress on the messages of the started exchange to and from ranks on other nodes: sends packed messages
     /// and receives arrived ones. Returns the progress. Without ranks on other nodes it reports that the exchange is
     /// complete. Never blocks. Throws the exceptions of `exchange`.
     exchange_progress progress() {
         check_made();
-        if (!under_way_) {
+        plan &last = set_of(last_);
+        if (!last.under_way_) {
             return {};
         }
-        const exchange_progress now = step();
+        const exchange_progress now = last.step();
         if (now.is_done()) {
-            end();
+            last.end();
         }
         return now;
     }
@@ -241,17 +259,18 @@ class plan {
     /// never blocks. Throws `argument_error`, `driver_error`, `timeout`.
     void finish(stream_view stream) {
         check_made();
-        complete();
-        detail::check(mp_stream_wait_event(context_, stream.get(), end_of_last().get()));
+        set_of(last_).finish_own(stream);
     }
 
     /// Returns true if the plan is not empty.
     explicit operator bool() const noexcept { return !lanes_.empty(); }
-    /// Returns the number of bytes that the ranks of this process copy directly into ghost cells in one exchange,
-    /// including their own ghost cells.
+    /// Returns the number of sets of arrays: 1, and one for each call of `add`.
+    [[nodiscard]] std::size_t sets() const noexcept { return lanes_.empty() ? 0 : 1 + others_.size(); }
+    /// Returns the number of bytes that the ranks of this process copy directly into ghost cells in one exchange of set
+    /// 0, including their own ghost cells.
     [[nodiscard]] std::uint64_t direct_bytes() const noexcept { return direct_bytes_; }
-    /// Returns the number of bytes that the ranks of this process pack and send in one exchange, including messages to
-    /// themselves.
+    /// Returns the number of bytes that the ranks of this process pack and send in one exchange of set 0, including
+    /// messages to themselves.
     [[nodiscard]] std::uint64_t packed_bytes() const noexcept { return packed_bytes_; }
 
     /// Returns the value of `options::direct_pieces` that the plan uses: the largest number of contiguous pieces of a
@@ -294,49 +313,30 @@ class plan {
         launch_function unpack_off_node;
     };
 
-    /// Argument of a constructor, as proof that `checked` has accepted the arguments before resources are created.
-    struct valid {};
+    /// Arguments from which the plan was made. They are used again for other sets of arrays.
+    struct recipe {
+        domain whole;
+        std::vector<rank_boxes> boxes; ///< boxes of each rank of this process
+        options how;
+    };
 
-    plan(const context &ctx, valid) : context_(ctx.get()), begun_(ctx), finished_(ctx) {}
-
-    static valid checked(const grid &g, array_view<const rank_arrays> arrays, const options &how) {
-        std::optional<error_details> wrong = detail::wrong(g);
-        wrong = wrong ? wrong : detail::wrong(how);
-        if (!wrong && arrays.size() != static_cast<std::size_t>(rank_count(g))) {
-            wrong = detail::invalid("arrays", "arrays of " + std::to_string(arrays.size()) + " ranks: the grid has " +
-                                                  std::to_string(rank_count(g)));
-        }
-        for (int rank = 0; !wrong && rank < rank_count(g); ++rank) {
-            const rank_arrays &own = arrays[static_cast<std::size_t>(rank)];
-            wrong = detail::wrong(g, rank, own);
-            if (!wrong && detail::element_sizes(own) != detail::element_sizes(arrays[0])) {
-                wrong = detail::invalid("arrays", "rank " + std::to_string(rank) +
-                                                      " has different variables from rank 0: their number and element "
-                                                      "sizes must be the same on all ranks, in the same order");
-            }
-        }
-        if (wrong) {
-            detail::fail(std::move(*wrong));
-        }
-        return {};
-    }
+    explicit plan(const context &ctx) : context_(ctx.get()), begun_(ctx), finished_(ctx) {}
 
     /// Creates a plan with the given value of `options::direct_pieces`.
-    static plan with_limit(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how,
-                           std::uint64_t direct_pieces) {
-        const detail::schedule all =
-            detail::schedule_of(g, detail::element_sizes(arrays[0]), direct_pieces, [](int) { return true; });
-        plan made(ctx, valid{});
+    static plan with_limit(const context &ctx, const detail::connections &between, array_view<const rank_arrays> arrays,
+                           const options &how, std::uint64_t direct_pieces) {
+        const detail::schedule all = detail::schedule_of(between, direct_pieces, [](int) { return true; });
+        plan made(ctx);
         made.direct_pieces_ = direct_pieces;
-        for (int rank = 0; rank < rank_count(g); ++rank) {
-            made.add_lane(ctx, all, rank, arrays[static_cast<std::size_t>(rank)], false);
+        for (std::size_t rank = 0; rank < arrays.size(); ++rank) {
+            made.add_lane(ctx, all, static_cast<int>(rank), arrays[rank], false);
         }
-        made.add_copies(ctx, g, all, how);
+        made.add_copies(ctx, all, how);
         std::vector<transfer> transfers;
         for (const detail::rank_pair &p : all.pairs) {
             lane &from = made.lanes_[static_cast<std::size_t>(p.from)];
             lane &to = made.lanes_[static_cast<std::size_t>(p.to)];
-            detail::add_direct(transfers, p, g, from.arrays, to.arrays);
+            detail::add_direct(transfers, p, from.arrays, to.arrays);
             if (p.from != p.to && p.bytes > 0) {
                 transfers.push_back(make_transfer(to.inbox->subspan(p.inbox_offset, p.bytes),
                                                   from.outbox->subspan(p.outbox_offset, p.bytes)));
@@ -350,35 +350,37 @@ class plan {
 
     /// Creates a plan in which messages are pushed: the packing kernel writes them directly into the receiver's memory.
     /// Exchanges are ordered by streams, as with the other methods.
-    static plan with_pushed(const context &ctx, const grid &g, array_view<const rank_arrays> arrays,
-                            const options &how) {
-        detail::schedule all = detail::schedule_of(g, detail::element_sizes(arrays[0]), 0, [](int) { return true; });
+    static plan with_pushed(const context &ctx, const detail::connections &between,
+                            array_view<const rank_arrays> arrays, const options &how) {
+        detail::schedule all = detail::schedule_of(between, 0, [](int) { return true; });
         const detail::pushed_inboxes at(all);
         all.inbox_bytes = at.half;
         all.outbox_bytes.assign(all.inbox_bytes.size(), 0);
         const pushing_copier make = detail::pusher(ctx, how);
-        plan made(ctx, valid{});
+        plan made(ctx);
         made.pushed_ = true;
-        for (int rank = 0; rank < rank_count(g); ++rank) {
-            made.add_lane(ctx, all, rank, arrays[static_cast<std::size_t>(rank)], false);
+        for (std::size_t rank = 0; rank < arrays.size(); ++rank) {
+            made.add_lane(ctx, all, static_cast<int>(rank), arrays[rank], false);
         }
         const auto inbox = [&made](int rank) { return made.lanes_[static_cast<std::size_t>(rank)].inbox->data(); };
         for (lane &l : made.lanes_) {
-            detail::pushed_messages sent = detail::messages_of(all, at, g, l.rank, l.arrays, inbox, false);
+            detail::pushed_messages sent = detail::messages_of(all, at, l.rank, l.arrays, inbox, false);
             detail::pushed_messages received;
             received.received.swap(sent.received);
             made.count_sent(all, l);
             if (!sent.sent.empty()) {
                 l.pack = make(ctx, l.arrays[0].location, sent, 1);
-                l.unpack = make(ctx, l.arrays[0].location, received, 1);
-                made.packs_ = true;
             }
+            if (!received.received.empty()) {
+                l.unpack = make(ctx, l.arrays[0].location, received, 1);
+            }
+            made.packs_ = made.packs_ || l.pack || l.unpack;
         }
         return made;
     }
 
-    static plan fastest(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how,
-                        valid) {
+    static plan fastest(const context &ctx, const detail::connections &between, array_view<const rank_arrays> arrays,
+                        const options &how) {
         std::vector<plan> made;
         std::vector<detail::refused_form> out;
         const auto attempt = [&out](detail::form which, const auto &step) {
@@ -388,13 +390,13 @@ class plan {
             }
         };
         if (!how.pushed.value_or(false)) {
-            for (const std::uint64_t limit :
-                 detail::limits_to_try(g, detail::element_sizes(arrays[0]), how, can_pack(ctx, how), rank_count(g))) {
-                attempt({limit}, [&] { made.push_back(with_limit(ctx, g, arrays, how, limit)); });
+            const auto ranks = static_cast<int>(between.ranks);
+            for (const std::uint64_t limit : detail::limits_to_try(between, how, can_pack(ctx, how), ranks)) {
+                attempt({limit}, [&] { made.push_back(with_limit(ctx, between, arrays, how, limit)); });
             }
         }
-        if (detail::tries_pushed(g, how, detail::can_push(ctx, how))) {
-            attempt({0, true}, [&] { made.push_back(with_pushed(ctx, g, arrays, how)); });
+        if (detail::tries_pushed(between, how, detail::can_push(ctx, how))) {
+            attempt({0, true}, [&] { made.push_back(with_pushed(ctx, between, arrays, how)); });
         }
         std::vector<double> seconds;
         if (made.size() > 1) {
@@ -494,7 +496,7 @@ class plan {
     }
 
     /// Adds the operations that pack and unpack messages.
-    void add_copies(const context &ctx, const grid &g, const detail::schedule &all, const options &how) {
+    void add_copies(const context &ctx, const detail::schedule &all, const options &how) {
         const copier copy = how.copy ? how.copy : ctx.backend() == backend::host ? detail::cpu_copier() : copier();
         for (lane &l : lanes_) {
             std::vector<piece> pack;
@@ -505,11 +507,11 @@ class plan {
                 std::byte *sent = l.outbox->data() + p.outbox_offset;
                 const bool copied = p.on_node || how.persistent == persistent_form::none; // false if off_node_ packs
                 if (copied && p.from == l.rank) {
-                    detail::add_pieces(pack, p, g, l.arrays, sent, direction::pack);
+                    detail::add_pieces(pack, p, l.arrays, sent, direction::pack);
                 }
                 if (copied && p.to == l.rank) {
                     std::byte *got = p.from == p.to ? sent : l.inbox->data() + p.inbox_offset;
-                    detail::add_pieces(p.on_node ? unpack : unpack_off_node, p, g, l.arrays, got, direction::unpack);
+                    detail::add_pieces(p.on_node ? unpack : unpack_off_node, p, l.arrays, got, direction::unpack);
                 }
             }
             if ((!pack.empty() || !unpack.empty() || !unpack_off_node.empty()) && !copy) {
@@ -533,12 +535,10 @@ class plan {
     }
 
     void count_sent(const detail::schedule &all, const lane &own) noexcept {
-        const auto bytes = [&own](const std::vector<detail::region> &regions) {
+        const auto bytes = [](const std::vector<detail::region> &regions) {
             std::uint64_t sum = 0;
             for (const detail::region &r : regions) {
-                for (const rank_array &one : own.arrays) {
-                    sum += detail::cells_of(r) * one.element_bytes;
-                }
+                sum += detail::bytes_of(r);
             }
             return sum;
         };
@@ -569,6 +569,92 @@ class plan {
     /// capture, because the exchanges of a capture are in one stream, and other exchanges may be in any streams.
     [[nodiscard]] event &end_of_last() noexcept {
         return push_ && is_captured_ ? lanes_.front().done : finished_;
+    }
+
+    void check_recipe(bool is_same_kind) const {
+        if (!is_same_kind) {
+            detail::fail(detail::invalid(
+                "node", imports_ ? "pass the node with which the plan was made"
+                                 : "the plan contains all ranks: pass no node, and the arrays of each rank"));
+        }
+    }
+
+    /// Returns options that select the exchange method of this plan.
+    [[nodiscard]] options same_method() const {
+        options how = recipe_->how;
+        how.direct_pieces = pushed_ ? std::nullopt : std::optional(direct_pieces_);
+        how.pushed = pushed_ ? std::optional(true) : std::nullopt;
+        return how;
+    }
+
+    [[nodiscard]] plan &set_of(std::size_t set) noexcept {
+        return set == 0 ? *this : others_[set - 1];
+    }
+
+    /// Returns the plan of a set of arrays, after the last exchange of another set has been ordered before the work
+    /// that is enqueued in `stream` from now on.
+    plan &select(stream_view stream, std::size_t set) {
+        check_made();
+        if (set >= sets()) {
+            detail::fail(detail::invalid("set", "set " + std::to_string(set) + ": the plan has " +
+                                                    std::to_string(sets()) + (sets() == 1 ? " set" : " sets") +
+                                                    ", from 0; add others by plan::add"));
+        }
+        if (!others_.empty()) {
+            std::int32_t capturing = 0;
+            detail::check(mp_stream_get_info(context_, stream.get(), nullptr, &capturing));
+            if (set != last_) {
+                plan &before = set_of(last_);
+                before.complete();
+                // In a capture, and after one, the order of the stream and of the graph's launches is sufficient.
+                if (capturing == 0 && !was_captured_) {
+                    detail::check(mp_stream_wait_event(context_, stream.get(), before.end_of_last().get()));
+                }
+            }
+            was_captured_ = capturing != 0;
+            last_ = set;
+        }
+        return set_of(set);
+    }
+
+    /// Starts an exchange of the arrays of this set.
+    void start_own(stream_view stream) {
+        complete();
+        look_at(stream);
+        const mpgpu::stream &order = lanes_.front().order;
+        begun_.record(stream);
+        order.wait(begun_);
+        if (push_) {
+            push(order);
+            return;
+        }
+        if (packs_) {
+            fork([](const lane &l) -> const launch_function & { return l.pack; });
+        }
+        if (off_node_) {
+            off_node_->packed(order);
+        }
+        if (transfers_) {
+            ++transferred_;
+            transfers_->enqueue(order);
+        }
+        if (packs_) {
+            fork([](const lane &l) -> const launch_function & { return l.unpack; });
+        }
+        finished_.record(order);
+        if (off_node_) { // last, so that other enqueued work runs while the host waits
+            off_node_->start();
+            under_way_ = true;
+            if (waits_) {
+                go_on_until([](const exchange_progress &now) { return now.packed == now.to_send; });
+            }
+        }
+    }
+
+    /// Makes `stream` wait until the last exchange of this set has ended.
+    void finish_own(stream_view stream) {
+        complete();
+        detail::check(mp_stream_wait_event(context_, stream.get(), end_of_last().get()));
     }
 
     void check_made() const {
@@ -677,6 +763,10 @@ class plan {
     std::uint64_t direct_bytes_ = 0;
     std::uint64_t packed_bytes_ = 0;
     std::unique_ptr<detail::departure> leaving_; ///< notifies other ranks at destruction; set if `push_` is set
+    std::shared_ptr<const recipe> recipe_;
+    std::vector<plan> others_;  ///< plans of the other sets of arrays
+    std::size_t last_ = 0;      ///< set that was exchanged last
+    bool was_captured_ = false; ///< true if that exchange was captured; set if there are several sets
 };
 
 } // namespace mpgpu::halo

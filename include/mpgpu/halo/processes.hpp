@@ -90,46 +90,107 @@ template <> struct processes<mpi::node> {
         return done;
     }
 
-    static void check_arguments(const mpi::node &node, const grid &g, int rank, const rank_arrays &arrays,
-                                const options &how) {
-        std::optional<error_details> found = wrong(g);
-        found = found ? found : wrong(how);
-        if (!found && rank_count(g) != node.communicator_size()) {
-            found = invalid("grid", "a rank grid of " + std::to_string(rank_count(g)) +
-                                        " ranks: the communicator has " + std::to_string(node.communicator_size()));
+    /// Throws the same error on all ranks if one rank or more has found an error. The error is that of the first of
+    /// these ranks. Collective.
+    static void agree(const mpi::node &node, const std::optional<error_details> &found) {
+        constexpr int none = std::numeric_limits<int>::max();
+        int first = found ? node.communicator_rank() : none;
+        mpi::detail::check(MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, node.everyone()), "MPI_Allreduce");
+        if (first == none) {
+            return;
         }
-        found = found ? found : wrong(g, rank, arrays);
-        if (found) {
-            fail(std::move(*found));
-        }
+        const auto share = [&](void *data, std::size_t bytes) {
+            mpi::detail::check(MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, first, node.everyone()), "MPI_Bcast");
+        };
+        error_details whole = found ? *found : invalid("", "");
+        std::array<std::size_t, 2> sizes = {whole.argument.size(), whole.message.size()};
+        share(&whole.status, sizeof whole.status);
+        share(sizes.data(), sizeof sizes);
+        whole.argument.resize(sizes[0]);
+        whole.message.resize(sizes[1]);
+        share(whole.argument.data(), sizes[0]);
+        share(whole.message.data(), sizes[1]);
+        fail(std::move(whole));
     }
 
     /// Throws if the ranks have passed different arguments. Different schedules would write data to wrong addresses.
-    static void check_agreement(const mpi::node &node, const grid &g, const rank_arrays &arrays, const options &how) {
+    static void check_agreement(const mpi::node &node, const division &all, const grid &g, const options &how) {
         std::uint64_t print = 14695981039346656037U; // hash of the arguments: FNV-1a, a word at a time
         const auto add = [&print](auto word) { print = (print ^ static_cast<std::uint64_t>(word)) * 1099511628211U; };
         for (std::size_t d = 0; d < 3; ++d) {
-            add(mesh_cells(g)[d]);
+            add(all.whole.cells.first[d]);
+            add(all.whole.cells.cells[d]);
+            add(all.whole.periodic[d]);
+            add(all.whole.ghost.low[d]);
+            add(all.whole.ghost.high[d]);
+            add(all.depth.low[d]);
+            add(all.depth.high[d]);
             add(mesh_ranks(g)[d]);
-            add(g.periodic[d]);
-            add(g.ghost[d]);
         }
-        add(g.reach);
+        add(g.order);
+        add(all.whole.reach);
         add(how.direct_pieces.has_value());
         add(how.direct_pieces.value_or(0));
         add(how.persistent);
         add(how.pushed.has_value());
         add(how.pushed.value_or(false));
-        for (const rank_array &one : arrays) {
-            add(one.element_bytes);
+        for (const variable &v : all.variables) {
+            add(v.element_bytes);
+            for (const bool staggered : v.staggered) {
+                add(staggered);
+            }
         }
         const std::array<std::uint64_t, 2> mine = {print, ~print};
         std::array<std::uint64_t, 2> least{};
         mpi::detail::check(MPI_Allreduce(mine.data(), least.data(), 2, MPI_UINT64_T, MPI_MIN, node.everyone()),
                            "MPI_Allreduce");
         if (least[0] != ~least[1]) { // compares the smallest and the largest hash
-            fail(invalid("grid", "the ranks have passed different grids, variables or values of direct_pieces, "
-                                 "persistent or pushed"));
+            fail(invalid("grid", "the ranks have passed different grids, domains, variables or values of depth, "
+                                 "direct_pieces, persistent or pushed"));
+        }
+    }
+
+    /// Adds the boxes and the array layouts of all ranks to a division. Collective.
+    static void gather(const mpi::node &node, division &all, const rank_boxes &boxes, const rank_arrays &arrays) {
+        const auto ranks = static_cast<std::size_t>(all.ranks);
+        const std::size_t words = 6 + 3 * all.variables.size(); // number of words of each box
+        division mine = all;
+        add_boxes(mine, node.communicator_rank(), boxes, arrays);
+        std::vector<std::int64_t> sent;
+        for (const rank_box &b : mine.boxes) {
+            sent.insert(sent.end(), b.cells.first.begin(), b.cells.first.end());
+            sent.insert(sent.end(), b.cells.cells.begin(), b.cells.cells.end());
+            for (const array_place &at : b.places) {
+                sent.insert(sent.end(), {at.first, at.row, at.plane});
+            }
+        }
+        std::vector<int> counts(ranks);
+        const auto count = static_cast<int>(sent.size());
+        mpi::detail::check(MPI_Allgather(&count, 1, MPI_INT, counts.data(), 1, MPI_INT, node.everyone()),
+                           "MPI_Allgather");
+        std::vector<int> starts;
+        int total = 0;
+        for (const int of : counts) {
+            starts.push_back(total);
+            total += of;
+        }
+        std::vector<std::int64_t> received(static_cast<std::size_t>(total));
+        mpi::detail::check(MPI_Allgatherv(sent.data(), count, MPI_INT64_T, received.data(), counts.data(),
+                                          starts.data(), MPI_INT64_T, node.everyone()),
+                           "MPI_Allgatherv");
+        const std::int64_t *next = received.data();
+        for (std::size_t rank = 0; rank < ranks; ++rank) {
+            for (std::size_t b = 0; b < static_cast<std::size_t>(counts[rank]) / words; ++b) {
+                rank_box made{{{next[0], next[1], next[2]}, {next[3], next[4], next[5]}},
+                              static_cast<int>(rank),
+                              b * all.variables.size(),
+                              {}};
+                next += 6;
+                for (std::size_t v = 0; v < all.variables.size(); ++v, next += 3) {
+                    made.places.push_back({next[0], next[1], next[2]});
+                }
+                all.boxes.push_back(std::move(made));
+            }
         }
     }
 
@@ -152,15 +213,71 @@ template <> struct processes<mpi::node> {
         });
     }
 
-    static plan make(const context &ctx, const mpi::node &node, const grid &g, const rank_arrays &arrays,
-                     const options &how) {
+    /// Throws the same error on all ranks if the node is empty or the ranks have called other functions.
+    static void meet(const mpi::node &node) {
         if (!node) {
             mpgpu::detail::fail_empty("node"); // MPI would abort the program
         }
         mpgpu::detail::meet_all_ranks(node.get(), "halo::plan"); // ranks in another call get an error; MPI would wait
+    }
+
+    static plan make(const context &ctx, const mpi::node &node, const grid &g, const rank_arrays &arrays,
+                     const options &how) {
+        meet(node);
+        std::optional<error_details> found = wrong(g);
+        if (!found && rank_count(g) != node.communicator_size()) {
+            found = invalid("grid", "a rank grid of " + std::to_string(rank_count(g)) +
+                                        " ranks: the communicator has " + std::to_string(node.communicator_size()));
+        }
+        agree(node, found);
+        const rank_boxes own = {box_of(g, node.communicator_rank())};
+        return make(ctx, node, g, domain_of(g), own, arrays, how);
+    }
+
+    static plan make(const context &ctx, const mpi::node &node, const domain &whole, const rank_boxes &boxes,
+                     const rank_arrays &arrays, const options &how) {
+        meet(node);
+        return make(ctx, node, {}, whole, boxes, arrays, how);
+    }
+
+    /// Creates a plan. `g` is the grid from which the domain and the boxes were computed, or an empty grid.
+    static plan make(const context &ctx, const mpi::node &node, const grid &g, const domain &whole,
+                     const rank_boxes &boxes, const rank_arrays &arrays, const options &how) {
+        plan made = fastest(ctx, node, connected(node, g, whole, boxes, arrays, how), arrays, how);
+        made.recipe_ = std::make_shared<plan::recipe>(plan::recipe{whole, {boxes}, how});
+        return made;
+    }
+
+    /// Checks the arguments of all ranks. Returns the regions to exchange. `g` is the grid from which the domain and
+    /// the boxes were computed, or an empty grid. Collective.
+    static connections connected(const mpi::node &node, const grid &g, const domain &whole, const rank_boxes &boxes,
+                                 const rank_arrays &arrays, const options &how) {
         const int rank = node.communicator_rank();
-        together(node, [&] { check_arguments(node, g, rank, arrays, how); });
-        check_agreement(node, g, arrays, how);
+        division all;
+        all.whole = whole;
+        all.depth = how.depth.value_or(whole.ghost);
+        all.ranks = node.communicator_size();
+        std::optional<error_details> found = wrong(how);
+        found = found ? found : wrong(whole, all.depth, {});
+        found = found ? found : wrong(whole, all.depth, rank, boxes, arrays);
+        if (!found) {
+            all.variables = variables_of(arrays, boxes.size());
+            found = wrong(whole, all.depth, all.variables);
+        }
+        agree(node, found);
+        check_agreement(node, all, g, how);
+        gather(node, all, boxes, arrays);
+        found = overlapping(all); // equal on all ranks
+        if (found) {
+            fail(std::move(*found));
+        }
+        return connect(all);
+    }
+
+    /// Creates a plan by each possible exchange method. Returns the fastest. Collective.
+    static plan fastest(const context &ctx, const mpi::node &node, const connections &between,
+                        const rank_arrays &arrays, const options &how) {
+        const int rank = node.communicator_rank();
         const bool can_pack = everywhere(node.everyone(), plan::can_pack(ctx, how));
         std::vector<plan> forms;
         std::vector<refused_form> out; // equal on all ranks
@@ -171,18 +288,20 @@ template <> struct processes<mpi::node> {
         };
         if (!how.pushed.value_or(false)) {
             const auto planned = [&](std::uint64_t limit) {
-                keep(make_planned(ctx, node, g, rank, arrays, how, limit, out));
+                keep(make_planned(ctx, node, between, rank, arrays, how, limit, out));
             };
             const auto most = static_cast<int>(greatest(node, static_cast<double>(node.ranks().size())));
-            for (const std::uint64_t limit : limits_to_try(g, element_sizes(arrays), how, can_pack, most)) {
+            for (const std::uint64_t limit : limits_to_try(between, how, can_pack, most)) {
                 planned(limit);
             }
             if (forms.empty() && how.direct_pieces.value_or(0) > 0 && can_pack) {
                 planned(0); // arrays that cannot be mapped are exchanged by messages
             }
         }
-        if (tries_pushed(g, how, everywhere(node.everyone(), is_one_node(node) && can_push(ctx, how)))) {
-            keep(make_pushed(ctx, node, g, rank, arrays, how, out));
+        if (tries_pushed(between, how,
+                         everywhere(node.everyone(), is_one_node(node) && can_push(ctx, how)) &&
+                             sends_both_ways(between))) {
+            keep(make_pushed(ctx, node, between, rank, arrays, how, out));
         }
         std::vector<double> seconds;
         if (forms.size() > 1) {
@@ -217,7 +336,7 @@ template <> struct processes<mpi::node> {
     }
 
     /// Adds the messages to and from ranks on other nodes to a plan, if there are any.
-    static void add_messages(const context &ctx, const mpi::node &node, const grid &g, const schedule &all, int rank,
+    static void add_messages(const context &ctx, const mpi::node &node, const schedule &all, int rank,
                              const rank_arrays &arrays, const options &how, plan &made) {
         if (is_one_node(node)) {
             return;
@@ -228,7 +347,7 @@ template <> struct processes<mpi::node> {
             made.off_node_ = std::make_shared<mpi_messages>(ctx, node, all, rank, own.outbox, own.inbox, how);
         } else {
             made.off_node_ =
-                std::make_shared<persistent_messages>(ctx, node, g, all, rank, arrays, own.outbox, own.inbox, how);
+                std::make_shared<persistent_messages>(ctx, node, all, rank, arrays, own.outbox, own.inbox, how);
         }
         if (how.progress == progress_by::thread) {
             made.off_node_ = std::make_shared<messages_by_thread>(std::move(made.off_node_));
@@ -237,34 +356,31 @@ template <> struct processes<mpi::node> {
 
     /// Creates a halo plan that uses one `mpgpu::plan` for all ranks of the node. That plan also orders the work of the
     /// ranks. If the creation fails on one rank, the result is empty on all ranks.
-    static std::optional<plan> make_planned(const context &ctx, const mpi::node &node, const grid &g, int rank,
-                                            const rank_arrays &arrays, const options &how, std::uint64_t limit,
-                                            std::vector<refused_form> &out) {
-        const schedule all =
-            schedule_of(g, element_sizes(arrays), limit, [&node](int other) { return node.contains(other); });
+    static std::optional<plan> make_planned(const context &ctx, const mpi::node &node, const connections &between,
+                                            int rank, const rank_arrays &arrays, const options &how,
+                                            std::uint64_t limit, std::vector<refused_form> &out) {
+        const schedule all = schedule_of(between, limit, [&node](int other) { return node.contains(other); });
         const auto kept = std::make_shared<of_others>(node);
         std::optional<plan> made;
         const auto allocate = [&] {
-            made.emplace(plan(ctx, plan::valid{}));
+            made.emplace(plan(ctx));
             made->direct_pieces_ = limit;
             made->imports_ = kept;
             made->add_lane(ctx, all, rank, arrays, is_one_node(node));
-            made->add_copies(ctx, g, all, how);
+            made->add_copies(ctx, all, how);
         };
         const auto connect = [&] {
-            const std::vector<node_transfer> transfers = transfers_of(node, g, all, rank, arrays);
-            std::vector<window> windows;
+            const std::vector<node_transfer> transfers = transfers_of(node, all, rank);
+            const plan::lane &own = made->lanes_[0];
+            std::vector<window> windows = {make_window(*own.outbox), make_window(*own.inbox)};
             for (const rank_array &one : arrays) {
                 windows.push_back({one.data, one.size * one.element_bytes});
             }
-            plan::lane &own = made->lanes_[0];
-            windows.push_back(make_window(*own.outbox));
-            windows.push_back(make_window(*own.inbox));
             if (has_transfers(node, all)) {
                 made->transfers_.emplace(node.plan(windows, transfers, how.transfers));
             }
         };
-        const auto reach_other_nodes = [&] { add_messages(ctx, node, g, all, rank, arrays, how, *made); };
+        const auto reach_other_nodes = [&] { add_messages(ctx, node, all, rank, arrays, how, *made); };
         const form which{limit};
         if (attempt(node, which, out, allocate) && attempt(node, which, out, connect) &&
             attempt(node, which, out, reach_other_nodes)) {
@@ -279,26 +395,31 @@ template <> struct processes<mpi::node> {
 
     /// Creates a halo plan that uses one kernel per rank. The kernel writes directly into the inboxes (buffers of
     /// received messages) of other ranks. If the creation fails on one rank, the result is empty on all ranks.
-    static std::optional<plan> make_pushed(const context &ctx, const mpi::node &node, const grid &g, int rank,
-                                           const rank_arrays &arrays, const options &how,
+    static std::optional<plan> make_pushed(const context &ctx, const mpi::node &node, const connections &between,
+                                           int rank, const rank_arrays &arrays, const options &how,
                                            std::vector<refused_form> &out) {
         const auto kept = std::make_shared<of_others>(node);
         const device where = arrays[0].location;
         const auto own = static_cast<std::size_t>(rank);
         const auto here = [&node](int other) { return node.contains(other); };
-        schedule all = schedule_of(g, element_sizes(arrays), 0, here);
+        schedule all = schedule_of(between, 0, here);
         const pushed_inboxes at(all);
         const int sharing = ranks_sharing(ctx, where, node.communicator());
         std::optional<plan> made;
         const auto allocate = [&] {
-            if (!sends_both_ways(all) || !is_one_node(node)) {
+            if (!is_one_node(node)) {
                 fail(refusal(status::not_supported, "how",
                              "options::pushed requires all ranks on one node: do not set it otherwise"));
+            }
+            if (!sends_both_ways(between)) {
+                fail(refusal(status::not_supported, "how",
+                             "options::pushed requires that two ranks send to each other in both directions: exchange "
+                             "equal numbers of layers at both sides, or do not set it"));
             }
             static_cast<void>(pusher(ctx, how));
             all.outbox_bytes[own] = 0;
             all.inbox_bytes[own] = 2 * at.half[own] + at.flag_bytes(own);
-            made.emplace(plan(ctx, plan::valid{}));
+            made.emplace(plan(ctx));
             made->pushed_ = true;
             made->imports_ = kept;
             made->add_lane(ctx, all, rank, arrays, true);
@@ -311,7 +432,7 @@ template <> struct processes<mpi::node> {
                 return to == rank ? made->lanes_[0].inbox->data()
                                   : mapped(kept->inboxes, to, 2 * at.half[of] + at.flag_bytes(of)).in_kernels();
             };
-            pushed_messages messages = messages_of(all, at, g, rank, arrays, inbox, true);
+            pushed_messages messages = messages_of(all, at, rank, arrays, inbox, true);
             messages.gone = kept->gone.data();
             made->count_sent(all, made->lanes_[0]);
             std::vector<std::uint64_t *> there;
@@ -349,25 +470,25 @@ template <> struct processes<mpi::node> {
     }
 
     /// Returns the transfers that a rank sends to the ranks of its node, including itself. The windows (memory ranges)
-    /// of a rank are its arrays, its outbox and its inbox (buffers of sent and received messages).
-    static std::vector<node_transfer> transfers_of(const mpi::node &node, const grid &g, const schedule &all, int rank,
-                                                   const rank_arrays &arrays) {
-        const auto variables = static_cast<std::uint32_t>(arrays.size());
+    /// of a rank are its outbox and its inbox (buffers of sent and received messages), followed by its arrays.
+    static std::vector<node_transfer> transfers_of(const mpi::node &node, const schedule &all, int rank) {
+        constexpr std::uint32_t outbox = 0;
+        constexpr std::uint32_t inbox = 1;
+        const auto window_of = [](std::size_t array) { return static_cast<std::uint32_t>(2 + array); };
         const auto number = [&node](int of) { return static_cast<std::uint32_t>(node.rank_on_node(of)); };
         std::vector<node_transfer> transfers;
         for (const rank_pair &p : all.pairs) {
             if (p.from != rank) {
                 continue;
             }
-            for_each_direct(p, g, element_sizes(arrays),
-                            [&](std::size_t v, std::uint64_t to, std::uint64_t from, std::uint64_t bytes) {
-                                const auto window = static_cast<std::uint32_t>(v);
-                                transfers.push_back({{number(p.to), window, to}, {number(rank), window, from}, bytes});
-                            });
+            for_each_direct(p, [&](const region &r, std::uint64_t to, std::uint64_t from, std::uint64_t bytes) {
+                transfers.push_back({{number(p.to), window_of(r.ghost_array), to},
+                                     {number(rank), window_of(r.source_array), from},
+                                     bytes});
+            });
             if (p.to != rank && p.bytes > 0 && p.on_node) {
-                transfers.push_back({{number(p.to), variables + 1, p.inbox_offset},
-                                     {number(rank), variables, p.outbox_offset},
-                                     p.bytes});
+                transfers.push_back(
+                    {{number(p.to), inbox, p.inbox_offset}, {number(rank), outbox, p.outbox_offset}, p.bytes});
             }
         }
         return transfers;

@@ -49,6 +49,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace mpgpu::halo::detail {
@@ -166,7 +167,10 @@ MPGPU_NOTIFY_BOTH inline void push_messages(const notify_block &block, const pus
 struct pushed_lists : persistent_lists {
     explicit pushed_lists(const pushed_messages &messages) {
         if (std::max(messages.sent.size(), messages.received.size()) > most_pushed) {
-            fail(refusal(status::internal, "grid", "a rank has more neighbours than a grid has"));
+            fail(refusal(status::not_supported, "how",
+                         "a rank sends " + std::to_string(messages.sent.size()) + " messages and receives " +
+                             std::to_string(messages.received.size()) + ": with options::pushed, at most " +
+                             std::to_string(most_pushed) + " of each are possible; do not set it"));
         }
         for (const pushed_message &m : messages.sent) {
             add(m.pieces);
@@ -278,7 +282,7 @@ struct pushed_inboxes {
 /// messages) of rank `to`: a rank to which `rank` sends, or `rank` itself. If `has_flags` is false, the messages have
 /// no flags and use only the first half of the inboxes.
 template <class Inbox>
-[[nodiscard]] pushed_messages messages_of(const schedule &all, const pushed_inboxes &at, const grid &g, int rank,
+[[nodiscard]] pushed_messages messages_of(const schedule &all, const pushed_inboxes &at, int rank,
                                           const rank_arrays &arrays, const Inbox &inbox, bool has_flags) {
     pushed_messages made;
     for (std::size_t i = 0; i < all.pairs.size(); ++i) {
@@ -287,7 +291,7 @@ template <class Inbox>
         const auto add = [&](std::vector<pushed_message> &list, direction way) {
             std::byte *const whole = inbox(p.to);
             pushed_message &m = list.emplace_back();
-            add_pieces(m.pieces, p, g, arrays, whole + at.offset(i), way);
+            add_pieces(m.pieces, p, arrays, whole + at.offset(i), way);
             if (has_flags) {
                 m.half = at.half[to];
                 m.flag = reinterpret_cast<std::uint64_t *>(whole + at.flag_offset(i, to));
@@ -319,11 +323,12 @@ template <class Inbox>
 }
 
 /// Returns true if each rank receives a message from every rank to which it sends one. The proof for the two halves of
-/// an inbox requires this. It is true for every grid.
-[[nodiscard]] inline bool sends_both_ways(const schedule &all) {
-    return std::all_of(all.pairs.begin(), all.pairs.end(), [&](const rank_pair &p) {
-        return std::any_of(all.pairs.begin(), all.pairs.end(),
-                           [&](const rank_pair &q) { return q.from == p.to && q.to == p.from; });
+/// an inbox requires this. It is true unless the numbers of layers at two opposite sides differ.
+[[nodiscard]] inline bool sends_both_ways(const connections &all) {
+    const auto ranks = [](const connection &one) { return std::pair(one.from, one.to); };
+    return std::all_of(all.pairs.begin(), all.pairs.end(), [&](const connection &one) {
+        return std::binary_search(all.pairs.begin(), all.pairs.end(), connection{one.to, one.from, {}},
+                                  [&](const connection &a, const connection &b) { return ranks(a) < ranks(b); });
     });
 }
 
