@@ -4,12 +4,13 @@
 // finite elements on tetrahedra. Each rank owns a part of the vertices, and needs the values of its neighbours'
 // vertices (ghost entries) to multiply its rows of the sparse matrix with a vector:
 //
-//     exchange.start(p)              the entries of p are sent to the neighbours
-//     q = A p in interior rows       meanwhile; these rows need no ghost entries
-//     exchange.finish                the ghost entries of p have arrived
+//     exchange.start(p)              begins to send the entries of p to the neighbours
+//     q = A p in interior rows       runs meanwhile; these rows need no ghost entries
+//     exchange.finish                waits until the ghost entries of p have arrived
 //     q = A p in all other rows
 //
-// by_lists.hpp exchanges the entries by index lists of mpgpu, and by_mpi.hpp by MPI. solver.hpp contains the time loop.
+// by_lists.hpp exchanges the entries by index lists of mpgpu, and by_mpi.hpp by MPI. solver.hpp contains the
+// iterations.
 #include "../gpu_aware.hpp"
 #include "by_lists.hpp"
 #include "by_mpi.hpp"
@@ -45,7 +46,7 @@ struct outcome {
     std::vector<double> x;   ///< solution at the vertices of this rank
 };
 
-/// Equations, device and ranks of a program run.
+/// Equations and options of a run, and the objects that solve them.
 struct problem {
     const mpgpu::context &ctx;
     const mpgpu::mpi::node &node;
@@ -88,7 +89,8 @@ template <class Exchange> outcome run_form(const char *name, const problem &p) {
     return result;
 }
 
-/// Returns true if all residuals of both forms are bitwise equal. All ranks have the same residuals.
+/// Returns true if all residuals of both forms are bitwise equal. The result is the same on all ranks, because they have
+/// the same residuals. If `print` is true, prints the first difference.
 bool same_residuals(const outcome &a, const outcome &b, bool print) {
     const std::vector<double> &x = a.found.residuals;
     const std::vector<double> &y = b.found.residuals;
@@ -106,7 +108,8 @@ bool same_residuals(const outcome &a, const outcome &b, bool print) {
     return false;
 }
 
-/// Returns the largest difference from the serial solution on all ranks, relative to its largest value.
+/// Returns the largest difference between the solution of all ranks and the serial solution, relative to the largest
+/// value of the serial solution.
 double difference_from(const std::vector<double> &serial, const outcome &result, const problem &p) {
     double difference = 0.0;
     for (std::size_t i = 0; i < result.x.size(); ++i) {
@@ -117,7 +120,7 @@ double difference_from(const std::vector<double> &serial, const outcome &result,
     return difference / *std::max_element(serial.begin(), serial.end());
 }
 
-/// Returns the solution of one CPU thread at all vertices. Rank 0 computes it.
+/// Computes the solution serially on rank 0, and returns its values at all unknowns on all ranks.
 std::vector<double> serial_solution(const mesh &m, const problem &p) {
     std::vector<double> x(static_cast<std::size_t>(m.unknowns));
     if (p.rank == 0) {
@@ -143,7 +146,7 @@ void print_mesh(const mesh &m, const problem &p) {
     }
 }
 
-/// Prints the results. Returns the exit code, which is 1 if results are wrong.
+/// Prints the results and checks them if `-check` is set. Returns the exit code, which is 1 if results are wrong.
 int report(const std::vector<outcome> &results, const mesh &m, const problem &p) {
     const bool print = p.rank == 0;
     if (print) {
@@ -197,7 +200,7 @@ int run(const options &opt, int rank, int ranks) {
     mpgpu::context_options machine;
     machine.topology = opt.topology;
 #ifndef CONJUGATE_GRADIENT_CUDA
-    // The example contains only CPU code, which can access only memory of virtual devices.
+    // This build contains only CPU code, which can access only memory of virtual devices.
     machine.backend = mpgpu::backend::host;
 #endif
     const mpgpu::context ctx(machine);

@@ -14,7 +14,7 @@ struct matrix {
     const double *values;
 };
 
-/// Number of partial sums of a dot product, which the host adds in order. The number is fixed, so that the result is
+/// Number of partial sums of a dot product. The host adds them in order. Their number is fixed, so that the result is
 /// bitwise equal in every run.
 constexpr int partial_sums = 256;
 
@@ -34,10 +34,10 @@ struct device_code {
                  double *x, double *r);
     /// Computes p = r + factor p.
     void (*turn)(const mpgpu::stream &stream, std::int32_t count, double factor, const double *r, double *p);
-    /// Copies the entries of an index list to `packed`.
+    /// Copies `x[list[i]]` to `packed[i]` for the `count` entries of an index list.
     void (*pack)(const mpgpu::stream &stream, std::int32_t count, const std::int32_t *list, const double *x,
                  double *packed);
-    /// Returns the kernel of `mpgpu::halo::indexed`.
+    /// Returns the kernel that `mpgpu::halo::indexed` uses for packing and unpacking.
     mpgpu::halo::index_kernel (*index_kernel)();
 };
 

@@ -46,7 +46,7 @@ __global__ void multiply_kernel(matrix a, std::int32_t first, std::int32_t end, 
     }
 }
 
-/// Each block computes one partial sum, in an order that depends only on `count`.
+/// Computes one partial sum of a dot product per block. The order of the additions depends only on `count`.
 __global__ void dot_kernel(std::int32_t count, const double *x, const double *y, double *sums) {
     __shared__ double of_thread[threads];
     double sum = 0.0;

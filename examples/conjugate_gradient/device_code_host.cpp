@@ -54,7 +54,7 @@ void pack(const mpgpu::stream &stream, std::int32_t count, const std::int32_t *l
     });
 }
 
-/// Returns no kernel. CPU threads then do its work.
+/// Returns no kernel. `mpgpu::halo::indexed` then packs and unpacks by CPU threads.
 mpgpu::halo::index_kernel no_kernel() {
     return {};
 }

@@ -15,7 +15,7 @@ constexpr std::int32_t unused = -1;
 
 using place = std::array<std::int32_t, 3>;
 
-/// Calls `visit` for all places from 0 to `count - 1` in each dimension.
+/// Calls `visit` for all places of a grid. Each coordinate ranges from 0 to `count - 1`.
 template <class Visit> void for_all(std::int32_t count, const Visit &visit) {
     for (place at{}; at[2] < count; ++at[2]) {
         for (at[1] = 0; at[1] < count; ++at[1]) {
@@ -39,7 +39,8 @@ bool is_in_hole(const place &cell, double width) {
     return square < hole_radius * hole_radius;
 }
 
-/// Adds the six tetrahedra of a cell. Each follows a path of three edges from corner (0, 0, 0) to corner (1, 1, 1).
+/// Calls `add` with the corners of each of the six tetrahedra of a cell. The corners of a tetrahedron are those on a path
+/// of three edges from corner (0, 0, 0) to corner (1, 1, 1) of the cell.
 template <class Add> void divide_cell(const place &cell, const Add &add) {
     std::array<std::size_t, 3> order = {0, 1, 2};
     do {
@@ -53,7 +54,7 @@ template <class Add> void divide_cell(const place &cell, const Add &add) {
     } while (std::next_permutation(order.begin(), order.end()));
 }
 
-/// Assigns the vertices `first` to `last` to the ranks `rank` to `rank + ranks - 1`.
+/// Assigns the vertices in the range from `first` to `last` (exclusive) to `ranks` ranks, beginning with rank `rank`.
 void bisect(const mesh &m, std::vector<std::int32_t>::iterator first, std::vector<std::int32_t>::iterator last,
             int rank, int ranks, std::vector<int> &owner) {
     if (ranks == 1) {
@@ -93,7 +94,8 @@ mesh make_mesh(std::int32_t cells) {
             });
         }
     });
-    // The elements still contain indices of the grid. Vertices that no element contains are in the hole.
+    // At this point, the elements contain indices of grid points. Grid points that are in no element are inside the hole and
+    // become no vertices.
     std::vector<std::int32_t> number(static_cast<std::size_t>(points) * points * points, unused);
     for (const auto &element : m.elements) {
         std::for_each(element.begin(), element.end(), [&](std::int32_t v) { number[static_cast<std::size_t>(v)] = 0; });

@@ -18,7 +18,7 @@ struct shared_vertices {
     std::set<std::int32_t> ghosts;
 };
 
-/// Row of the matrix: local column and value of each entry.
+/// Row of the matrix, as pairs of local column and value.
 using row = std::vector<std::pair<std::int32_t, double>>;
 
 std::size_t index(std::int32_t number) {
@@ -87,8 +87,8 @@ std::map<int, shared_vertices> find_shared(const mesh &m, const std::vector<int>
     return shared;
 }
 
-/// Numbers the vertices of the rank, and sets its neighbours. Returns the local number of each vertex of the mesh, or
-/// -1.
+/// Numbers the vertices of the rank and sets its neighbours. Returns the local number of each unknown of the mesh, or -1
+/// if the rank needs no value of it.
 std::vector<std::int32_t> set_numbers(part &made, const mesh &m, const std::vector<int> &owner, int rank) {
     const std::map<int, shared_vertices> shared = find_shared(m, owner, rank);
     std::vector<bool> is_sent(index(m.unknowns));

@@ -23,10 +23,10 @@ struct part {
     std::int32_t interior = 0;          ///< number of interior vertices
     std::int32_t owned = 0;             ///< number of owned vertices, including interior ones
     std::vector<neighbour> neighbours;  ///< sorted by rank
-    std::vector<std::int32_t> starts;   ///< first entry of each owned row in `columns` and `values` (CSR); and the end
+    std::vector<std::int32_t> starts;   ///< first entry of each owned row in `columns` and `values` (CSR), and the end
     std::vector<std::int32_t> columns;
     std::vector<double> values;
-    std::vector<double> right_side; ///< of the owned rows
+    std::vector<double> right_side; ///< right-hand side of the owned rows
 
     [[nodiscard]] std::size_t size() const { return vertices.size(); }
 };
@@ -34,8 +34,9 @@ struct part {
 /// Returns the equations of the rank `rank` for -div(grad u) + u = 1, with linear finite elements. `owner` contains the
 /// rank that owns each unknown. The matrix is symmetric and positive definite.
 ///
-/// No communication is needed. If an element has vertices of two ranks, each of the two needs the other's vertex. The
-/// send list of one rank and the ghost entries of the other are therefore the same vertices, both sorted by number.
+/// The function does not communicate. If an element has vertices of two ranks, each of the two ranks needs the other's
+/// vertices. Therefore the send list of one rank contains the same vertices as the ghost entries of the other. Both are
+/// sorted by the number in the mesh.
 part make_part(const mesh &m, const std::vector<int> &owner, int rank);
 
 #endif // MPGPU_EXAMPLES_CONJUGATE_GRADIENT_PART_HPP

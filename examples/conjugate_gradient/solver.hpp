@@ -28,7 +28,7 @@ struct equations {
         load(values, own.values);
     }
 
-    /// Copies a container from host memory to device memory.
+    /// Copies a container from host memory to device memory. Blocks.
     template <class Elements, class Container> void load(Elements &&to, const Container &from) {
         mpgpu::plan(context, {mpgpu::make_transfer(to, mpgpu::span_of(from, mpgpu::device::host()))})
             .execute(stream)
@@ -68,8 +68,8 @@ inline double dot(const device_code &code, equations &own, const mpgpu::buffer<d
     return std::accumulate(of_ranks.begin(), of_ranks.end(), 0.0);
 }
 
-/// Solves the equations of all ranks by the method of conjugate gradients. Stops after `most` iterations, or if the
-/// norm of the residual is at most `tolerance` times that of the right side. `Exchange` is `by_lists` or `by_mpi`.
+/// Solves the equations of all ranks by the method of conjugate gradients. Stops after `most` iterations, or when
+/// the norm of the residual is at most `tolerance` times the norm of the right-hand side. `Exchange` is `by_lists` or `by_mpi`.
 template <class Exchange>
 solution solve(const device_code &code, equations &own, const part &from, Exchange &exchange, MPI_Comm all, int most,
                double tolerance) {
@@ -100,7 +100,7 @@ solution solve(const device_code &code, equations &own, const part &from, Exchan
     return result;
 }
 
-/// Returns the solution of all equations on one CPU thread, without mpgpu, for comparison.
+/// Computes the solution of all equations by one CPU thread, without mpgpu, for comparison.
 std::vector<double> solve_serially(const part &whole, int most, double tolerance);
 
 #endif // MPGPU_EXAMPLES_CONJUGATE_GRADIENT_SOLVER_HPP

@@ -16,8 +16,8 @@
 
 namespace mpgpu {
 
-/// File whose bytes can be the source of transfers. The library maps the whole file read-only, and copies read the file
-/// by several threads.
+/// File whose bytes can be the source of transfers. The library maps the whole file read-only, and several threads read
+/// the file when it is copied.
 ///
 /// @code
 /// const int descriptor = ::open("restart.bin", O_RDONLY);
@@ -27,17 +27,19 @@ namespace mpgpu {
 /// @endcode
 ///
 /// Owns the mapping and is move-only. The destructor blocks until all work that is enqueued in the context so far has
-/// finished, and then removes the mapping. If the file becomes shorter, executions that need the missing bytes fail
-/// with `driver_error`.
+/// finished, and then removes the mapping. If the file is truncated, executions that need the missing bytes fail with
+/// `driver_error`.
 class mapped_file {
   public:
     /// Constructs an object that maps no file.
     mapped_file() noexcept = default;
     /// Maps a regular file that is open for reading. If `bypass_cache` is true, bytes that the page cache of the system
-    /// does not contain are read by direct I/O, so that the page cache stays as it is; see `mp_file_map`.
+    /// does not contain are read by direct I/O, and the page cache stays unchanged; see `mp_file_map`. The descriptor is
+    /// duplicated, so the caller may close it.
     ///
-    /// Throws `not_supported` if the file is empty, is not a regular file or cannot be mapped. Throws `driver_error` if
-    /// the descriptor is not open.
+    /// Throws `not_supported` if the file is empty, is not a regular file, is not open for reading, or is on a file
+    /// system that cannot map files. Throws `argument_error` if the descriptor is negative. Throws `driver_error` if the
+    /// descriptor is not open, or if the system cannot map the file for another reason.
     mapped_file(const context &ctx, int descriptor, bool bypass_cache = false, on_error failed = {}) {
         const void *data = nullptr;
         std::uint64_t bytes = 0;
@@ -48,7 +50,8 @@ class mapped_file {
         failed.report(outcome);
     }
 
-    /// Returns the address of the first byte of the file. Reading bytes that the file no longer has raises `SIGBUS`.
+    /// Returns the address of the first byte of the file. If the program itself reads bytes beyond the end of a file that
+    /// was truncated, it receives `SIGBUS`.
     [[nodiscard]] const std::byte *data() const noexcept { return static_cast<const std::byte *>(handle_.get()); }
     /// Returns the size of the mapping in bytes. It is 0 if the object is empty.
     [[nodiscard]] std::size_t size() const noexcept { return handle_.owner().size; }
@@ -59,7 +62,7 @@ class mapped_file {
     /// byte `offset` of the file, which must be a multiple of the alignment of `T`. All elements must be inside the
     /// file.
     template <class T> [[nodiscard]] device_span<const T> elements(std::size_t offset, std::size_t count) const {
-        static_assert(std::is_trivially_copyable_v<T>, "mpgpu: elements are moved as bytes and never constructed");
+        static_assert(std::is_trivially_copyable_v<T>, "mpgpu: elements must be trivially copyable, because they are copied as bytes");
         assert(offset % alignof(T) == 0 && offset <= size() && count <= (size() - offset) / sizeof(T));
         const void *first = data() + offset;
         return {array_view<const T>(static_cast<const T *>(first), count), device::from_id(MP_DEVICE_HOST)};

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Contents of files as memory: the mapped pages of a file, or copies of them."""
+"""Contents of files as memory: the mapping of a file, or copies of its bytes in host memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .errors import ArgumentError, DriverError, NotSupported
 _BATCH = 4 << 30
 # Maximum number of bytes that are read and copied in one batch if the file cannot be mapped.
 _READ_BATCH = 256 << 20
-# Number of bytes that the system reads ahead at a time.
+# Number of bytes that one call asks the system to read ahead.
 _AHEAD = 64 << 20
-# Maximum number of buffers in one call of the system.
+# Maximum number of buffers per system call (IOV_MAX of Linux).
 MOST_BUFFERS = 1024
 
 
@@ -49,13 +49,13 @@ class _Contents:
 
     @property
     def batch(self) -> int:
-        """Maximum number of bytes of the file that are copied to the devices in one batch."""
+        """Maximum number of bytes of the file that one batch copies to the devices."""
         return _BATCH if self._pages is not None else _READ_BATCH
 
     def range(self, begin: int, end: int) -> tuple[Memory, int]:
-        """Returns memory that holds bytes `begin` to `end` of the file, and the file offset at which that memory begins."""
+        """Returns memory that contains the bytes `begin` to `end - 1` of the file, and the file offset of the first byte of that memory."""
         if self._pages is not None:
-            # The mapping is not longer than the file was when it was mapped.
+            # The mapping has the size that the file had when it was mapped. The file may have been truncated before.
             if self._pages.nbytes < end:
                 raise self._shorter()
             return self._pages, 0
@@ -64,7 +64,7 @@ class _Contents:
         return memory_of(read, self._path), begin
 
     def read(self, buffers: Sequence[Any], begin: int) -> None:
-        """Reads the file from byte `begin` on into buffers, one after the other. None of them is empty."""
+        """Reads the file from byte `begin` on into consecutive buffers, which must not be empty. Blocks."""
         position, filled, at = 0, 0, begin
         while position < len(buffers):
             some = list(buffers[position : position + MOST_BUFFERS])
@@ -80,13 +80,13 @@ class _Contents:
                 position += 1
 
     def close(self) -> None:
-        """Releases the mapping, as soon as no copy uses it. The file stays open."""
+        """Drops this object's reference to the mapping, which is removed when no copy refers to it any more. The file stays open."""
         self._pages = None
 
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
-        """Returns a context manager for copies from memory of :meth:`range`. If a copy fails because the file has become shorter, the
-        exception states this reason.
+        """Returns a context manager for copies from memory of :meth:`range`. If a copy fails because the file was truncated, the exception
+        states this reason.
         """
         try:
             yield
@@ -96,13 +96,13 @@ class _Contents:
             raise
 
     def _shorter(self) -> ArgumentError:
-        return ArgumentError(f"{self._path}: the file has become shorter since its header was read: load it again when it is complete")
+        return ArgumentError(f"{self._path}: the file was truncated after its header was read: load it again when it is complete")
 
 
 @contextlib.contextmanager
 def reading_ahead(ranges: Sequence[tuple[int, int, int]]) -> Iterator[None]:
-    """Returns a context manager. While it is entered, the system reads ranges of files ahead into memory. Reading takes no time if the data
-    are already in memory.
+    """Returns a context manager. While it is active, a thread asks the system to read ranges of files ahead into the page cache. The system
+    skips data that are already there.
 
     Args:
         ranges: file descriptor, first byte and end of each range. The files must be open until the context manager is exited.
@@ -114,7 +114,7 @@ def reading_ahead(ranges: Sequence[tuple[int, int, int]]) -> Iterator[None]:
             for at in range(begin, end, _AHEAD):
                 if ended.is_set():
                     return
-                # This call is a hint. If the system ignores it, the data are read later.
+                # This call is a hint. If it fails or the system ignores it, the copies read the data from the disk.
                 with contextlib.suppress(OSError):
                     os.posix_fadvise(file, at, min(_AHEAD, end - at), os.POSIX_FADV_WILLNEED)
 

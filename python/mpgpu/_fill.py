@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Copies of ranges of files into tensors, in batches.
 
-Large tensors are copied directly. Small tensors that lie one after the other in the file are copied to a GPU as one range, and from there
-into the separate tensors by one kernel. Small tensors on the CPU are read directly from the file.
+Large tensors are copied directly. Small tensors that are adjacent in the file are copied to a GPU as one range, and from there into the
+separate tensors by one kernel. Small tensors on the CPU are read directly from the file.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _BYTES = ffi.typeof("char *")
 
 # Size in bytes below which a tensor is small.
 SMALL = 1 << 20
-# Maximum number of bytes of small tensors in a batch.
+# Maximum total size in bytes of the small tensors of a batch.
 _STAGED = 256 << 20
-# Minimum number of small tensors that are copied as one range.
+# Minimum number of adjacent small tensors that are copied as one range. Fewer are copied one by one.
 _FEWEST = 8
-# Number of multiprocessors that copy small tensors within a GPU. The default is meant for copies over PCIe, which is slower.
+# Number of multiprocessors that copy small tensors within a GPU. The default number suits copies over PCIe. Copies within a GPU are faster
+# and need more multiprocessors.
 _MULTIPROCESSORS = 32
 
 
@@ -55,12 +56,12 @@ class Wanted(NamedTuple):
 
 
 def is_read_by_cpu(wanted: Wanted) -> bool:
-    """True if the CPU reads the tensor from the file. Other tensors are copied by a context."""
+    """True if the CPU reads the tensor directly from the file. A context copies all other tensors."""
     return wanted.nbytes < SMALL and len(wanted.devices) == 1 and wanted.devices[0].type == "cpu"
 
 
 Targets = Mapping[str, Sequence[Any]]
-"""Tensors to fill, by name: one for each device."""
+"""Tensors to fill, by name. Each name has one tensor per device."""
 
 
 def allocated(shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
@@ -68,7 +69,7 @@ def allocated(shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
 
 
 def batches(wanted: Sequence[Wanted], most: int) -> Iterator[list[Wanted]]:
-    """Yields the tensors in batches. Each batch spans at most ``most`` bytes of the file, or consists of one tensor."""
+    """Yields the tensors in batches. Each batch covers at most ``most`` bytes of the file, or consists of one tensor."""
     batch: list[Wanted] = []
     small = 0
     for each in wanted:
@@ -83,15 +84,17 @@ def batches(wanted: Sequence[Wanted], most: int) -> Iterator[list[Wanted]]:
 
 
 class Filler:
-    """Copies from files into tensors, on one context."""
+    """Copies data from files into tensors, by one context."""
 
     def __init__(self, context: Context | None) -> None:
         self._context = context
-        # Copies from the ranges of the previous batch into its tensors.
+        # Kernels that copy the previous batch from its ranges into the small tensors.
         self._running: list[Request] = []
 
     def fill(self, contents: _Contents, batch: Sequence[Wanted], targets: Targets) -> None:
-        """Copies the data of a batch into its targets. The copies within GPUs may still run on return."""
+        """Copies the data of a batch into its targets. On return, the file has been read. Copies within GPUs and conversions may still
+        run.
+        """
         with without_collection():
             copied = _Batch(batch, targets)
             if copied.read:
@@ -101,7 +104,7 @@ class Filler:
         copied.convert()
 
     def finish(self) -> None:
-        """Blocks until all copies have finished."""
+        """Blocks until all copies have finished. Conversions may still run in torch's current streams."""
         running, self._running = self._running, []
         for request in running:
             request.synchronize()
@@ -138,10 +141,11 @@ _Filled = tuple[Wanted, Sequence[Any]]
 
 
 class _Batch:
-    """Batch of tensors, by the way in which they are copied."""
+    """Tensors of a batch, divided by the method that copies them."""
 
     def __init__(self, batch: Sequence[Wanted], targets: Targets) -> None:
-        # Tensors that are read by the CPU, copied one by one, and copied as one range.
+        # Three lists: tensors that the CPU reads, tensors that are copied one by one, and runs of adjacent tensors that
+        # are copied as one range.
         self.read: list[tuple[Wanted, Any]] = []
         self.direct: list[_Filled] = []
         self.runs: list[list[_Filled]] = []
@@ -161,7 +165,7 @@ class _Batch:
         self._add_run(run)
 
     def _received(self, each: Wanted, targets: Sequence[Any]) -> Sequence[Any]:
-        """Returns the tensors that receive the bytes of the file: the targets, or tensors of the stored type."""
+        """Returns the tensors that receive the bytes of the file: the targets, or new tensors of the stored type if they are converted."""
         if each.stored is each.dtype:
             return targets
         stored = [allocated(each.shape, each.stored, device) for device in each.devices]
@@ -175,20 +179,20 @@ class _Batch:
             self.runs.append(run)
 
     def span(self) -> tuple[int, int]:
-        """Returns the first byte and the end of the range that contains all tensors that are not read by the CPU."""
+        """Returns begin and end of the smallest range of the file that contains all tensors that the context copies."""
         each = [wanted.entry for wanted, _ in self.direct]
         each += [run[at][0].entry for run in self.runs for at in (0, -1)]
         return min(entry.begin for entry in each), max(entry.end for entry in each)
 
     def convert(self) -> None:
-        """Converts tensors to the requested types, in torch's current streams."""
+        """Enqueues the conversions to the requested types in torch's current streams."""
         for target, stored in self._converted:
             target.copy_(stored)
         self._converted.clear()
 
 
 def _read(contents: _Contents, tensors: Sequence[tuple[Wanted, Any]]) -> None:
-    """Reads tensors on the CPU from the file."""
+    """Reads tensors in CPU memory directly from the file. Adjacent tensors are read by one call."""
     buffers: list[Any] = []
     begin = end = 0
     for each, tensor in tensors:

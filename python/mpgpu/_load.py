@@ -72,7 +72,7 @@ def load(
     progress: bool = False,
     context: Context | None = None,
 ) -> Any:
-    """Loads tensors of safetensors files onto ``device`` and returns them by name. The data are copied directly from the pages of the
+    """Loads tensors of safetensors files onto ``device`` and returns them by name. The data are copied directly from the
     files, over all suitable links, and each byte is read once.
 
     All headers are read and all arguments are checked before memory is allocated and before the first byte is copied. Autograd does not
@@ -81,34 +81,36 @@ def load(
     Args:
         path: path of a file; a list of paths of files; or path of a model in several files: its index ``*.safetensors.index.json``, or the
             folder that contains the index. A folder without an index is loaded as the list of its ``*.safetensors`` files. The files must
-            not be written until the call returns. If data are missing or were written meanwhile, the call raises an exception and returns
-            nothing.
-        device: one device for all tensors; or a mapping from names of tensors to devices; or a list of devices. Tensors that the mapping
-            does not contain are not read. With a list, each device gets all tensors, and a list of dicts is returned. The GPUs then forward
-            the data to each other, so that each byte is read once.
+            not be modified until the call returns. If a file is truncated or modified during the call, the call raises an exception and
+            returns nothing.
+        device: one device for all tensors; or a dict from names of tensors to devices; or a list of devices. Tensors that the dict does not
+            contain are not read. With a list, each device gets all tensors, and a list of dicts is returned. The GPUs then forward the data
+            to each other, so that each byte is read once.
         select: names of the tensors to load, or patterns of :mod:`fnmatch` such as ``"layers.0.*"``: one, or a list. Other tensors are not
             read. The default is all tensors.
         dtype: a floating-point type to which floating-point tensors are converted on the device, batch by batch. Other tensors keep their
             types.
-        into: existing tensors, by name, that are filled instead of new ones, on any supported device. Tensors of the file that it does not
-            contain are not read. ``device`` and ``dtype`` must then be ``None``. The call returns a dict of these tensors. If it raises an
-            exception while data are copied, the contents of the tensors are undefined.
-        cache: False to leave the page cache of the system as it is, for example if the files are loaded only once. A hint.
+        into: a dict of existing tensors to fill, by name, on any supported device. They must be contiguous and have the stored shape and
+            type. Tensors of the file whose names it does not contain are not read. ``device`` and ``dtype`` must be ``None``. The call
+            returns a dict of these tensors. If it raises an exception while data are copied, the contents of the tensors are undefined.
+        cache: False to leave the page cache of the system unchanged, for example if the files are loaded only once. A hint.
         progress: True to show the progress on stderr, with tqdm if it is installed.
         context: the context that executes the copies. The default is :func:`mpgpu.default_context`.
 
     Raises:
-        ArgumentError: a file has another format or is truncated, missing or written meanwhile (the message contains the reason); a tensor
-            is in two files; torch lacks an element type; a name, a pattern or a device does not exist; or a tensor of ``into`` has another
-            shape or type, is not contiguous or overlaps another one.
+        ArgumentError: a file has another format, is truncated or missing, or is modified during the call (the message contains the
+            reason); a tensor is in two files; torch lacks an element type; a name, a pattern or a device does not exist; or a tensor of
+            ``into`` has another shape or type, is not contiguous or overlaps another one.
         OSError: a file cannot be opened or read. The message contains the reason that the system reports.
         OutOfMemory, MemoryError: a device or the host has no more memory.
 
     Warns:
-        RuntimeWarning: the system cannot map a file. The file is then read, which is slower.
+        RuntimeWarning: the system cannot map a file. Its data are then first read into host memory, which is slower.
     """
     if into is not None and dtype is not None:
-        raise ArgumentError(f"dtype={dtype} and into: pass one of them; the tensors of into have types", argument="dtype")
+        raise ArgumentError(
+            f"dtype={dtype} and into: pass only one of them, because the tensors of into already have types", argument="dtype"
+        )
     targets: dict[str, Sequence[Any]]
     with contextlib.ExitStack() as opened:
         with without_collection():
@@ -145,30 +147,30 @@ def iter_load(
     """Loads tensors like :func:`load` and yields the pairs of name and tensor, batch by batch, in the order of the files. Besides the
     tensors that the program keeps, the iterator holds at most one batch of 1 GiB, or one larger tensor.
 
-    All headers and arguments are checked by the call. The data are read while the program iterates. If a file is written meanwhile, the
-    iterator raises an exception at the end of the file, after it has yielded tensors of it. The files are closed at the end, or when the
-    iterator is closed or released.
+    The call checks all headers and arguments. The data are read while the program iterates. If a file is modified during the iteration, the
+    iterator raises an exception after the last tensor of this file. The tensors of the file that it has yielded before may then be wrong.
+    The files are closed when the iterator ends, or is closed or released.
 
     Arguments and errors are those of :func:`load`.
     """
     if isinstance(device, (list, tuple)):
         raise ArgumentError(
-            f"device={device!r}: pass one device, or a mapping from names to devices; load accepts a list", argument="device"
+            f"device={device!r}: pass one device, or a dict from names to devices; only mpgpu.torch.load accepts a list", argument="device"
         )
     yielded = _each(path, device, select, dtype, cache, context)
-    # Runs until the arguments have been checked.
+    # The first step of the generator checks the arguments and yields None.
     next(yielded)
     return yielded
 
 
 def _each(path: Any, device: Any, select: Any, dtype: Any, cache: bool, context: Context | None) -> Generator[Any, None, None]:
-    """Yields ``None`` after all checks, and then the tensors."""
+    """Yields ``None`` after all checks, and then pairs of name and tensor."""
     with contextlib.ExitStack() as opened:
         with without_collection():
             shards = open_shards(path, opened)
             wanted = _wanted(shards, _placed(shards, device, select, None), dtype)
         yield None
-        # Tensors without elements are in no batch.
+        # Batches do not contain tensors without elements.
         for each in (each for some in wanted for each in some if not each.nbytes):
             yield each.name, allocated(each.shape, each.dtype, each.devices[0])
         filler = Filler(context)
@@ -176,13 +178,13 @@ def _each(path: Any, device: Any, select: Any, dtype: Any, cache: bool, context:
             made: dict[str, Any] = {each.name: (allocated(each.shape, each.dtype, each.devices[0]),) for each in batch}
             filler.fill(contents, batch, made)
             filler.finish()
-            # No variable refers to a tensor while the program uses it.
+            # The generator keeps no reference to a tensor that it has yielded, so that the program can free the tensor.
             for each in batch:
                 yield each.name, made.pop(each.name)[0]
 
 
 def _shown(path: Any) -> str:
-    """Returns the text for a path in progress messages."""
+    """Returns the name of the loaded files for progress messages."""
     return f"{len(path)} files" if isinstance(path, (list, tuple)) else os.fsdecode(path)
 
 
@@ -191,7 +193,9 @@ def _placed(shards: Sequence[Shard], device: Any, select: Any, into: Any) -> _Pl
     placed: _Placed
     if into is not None:
         if device is not None:
-            raise ArgumentError(f"device={device!r} and into: pass one of them; the tensors of into have devices", argument="device")
+            raise ArgumentError(
+                f"device={device!r} and into: pass only one of them, because the tensors of into are already on devices", argument="device"
+            )
         if not isinstance(into, Mapping):
             raise ArgumentError(
                 f"into is a {type(into).__name__}: pass a dict of tensors by name, for example x.state_dict()", argument="into"
@@ -203,7 +207,7 @@ def _placed(shards: Sequence[Shard], device: Any, select: Any, into: Any) -> _Pl
         placed = {name: (devices[where],) for name, where in device.items()}
         argument = "device"
     elif device is None:
-        raise ArgumentError("device=None: pass a device, for example 'cuda:0', or tensors to fill by into", argument="device")
+        raise ArgumentError("device=None: pass a device, for example 'cuda:0', or existing tensors by into=…", argument="device")
     else:
         everywhere = tuple(map(torch_device, device)) if isinstance(device, (list, tuple)) else (torch_device(device),)
         placed = {name: everywhere for shard in shards for name in shard.entries}
@@ -215,24 +219,29 @@ def _placed(shards: Sequence[Shard], device: Any, select: Any, into: Any) -> _Pl
 
 
 def _check_names(shards: Sequence[Shard], placed: _Placed, argument: str) -> None:
-    """Raises if ``placed`` has a name that no file has."""
+    """Raises an exception if ``placed`` contains a name that is in no file. ``argument`` is the argument with the names."""
     if not argument:
         return
     names = [name for shard in shards for name in shard.entries]
     known = set(names)
     for name in placed:
         if name not in known:
-            owner, it = f"{shards[0].path}: the file has", "it has"
+            files, contain, have = shards[0].path, "the file does not contain", "it has"
             if len(shards) > 1:
-                owner, it = f"{shards[0].path} and {len(shards) - 1} other files have", "they have"
+                files, contain, have = f"{shards[0].path} and {len(shards) - 1} other files", "the files do not contain", "they have"
             raise ArgumentError(
-                f"{owner} no tensor {name!r}, which `{argument}` names; {it} {len(names)} tensors, the first is {names[:1]}",
+                f"{files}: `{argument}` names tensor {name!r}, which {contain} ({have} {len(names)} tensors{_example(names)})",
                 argument=argument,
             )
 
 
+def _example(names: Sequence[str]) -> str:
+    """Returns one of the names for a message, or nothing if there is none."""
+    return f", for example {names[0]!r}" if names else ""
+
+
 def _selected(placed: _Placed, select: Any) -> _Placed:
-    """Returns the tensors whose names match a pattern, in the order of ``placed``."""
+    """Returns the devices of the tensors whose names match a pattern, in the order of ``placed``."""
     patterns = [select] if isinstance(select, str) else list(select)
     for pattern in patterns:
         if not isinstance(pattern, str):
@@ -242,9 +251,7 @@ def _selected(placed: _Placed, select: Any) -> _Placed:
     for pattern in set(patterns) - exact:
         matched = list(filter(re.compile(fnmatch.translate(pattern)).match, placed))
         if not matched:
-            raise ArgumentError(
-                f"select={pattern!r}: matches none of {len(placed)} tensors, the first is {list(placed)[:1]}", argument="select"
-            )
+            raise ArgumentError(f"select={pattern!r}: matches none of {len(placed)} tensors{_example(list(placed))}", argument="select")
         found.update(matched)
     return {name: devices for name, devices in placed.items() if name in found}
 
@@ -277,29 +284,31 @@ def _wanted(shards: Sequence[Shard], placed: _Placed, dtype: Any) -> list[list[W
 
 def _unknown(path: str, name: str, entry: Entry) -> ArgumentError:
     return ArgumentError(
-        f"{path}: tensor {name!r}: this torch ({torch.__version__}) or mpgpu has no type {entry.dtype}: update them, "
-        "or load only the other tensors, device={name: …}"
+        f"{path}: tensor {name!r}: its type {entry.dtype} is not known to this torch ({torch.__version__}) or to mpgpu: update them, "
+        "or load only the other tensors by select=[…]"
     )
 
 
 def _shape_of(entry: Entry, path: str, name: str) -> tuple[int, ...]:
-    """Returns the shape of a tensor in torch, which counts two elements of four bits as one."""
+    """Returns the shape of a tensor in torch, which counts a pair of elements of four bits as one element."""
     if entry.dtype != "F4":
         return entry.shape
     if not entry.shape or entry.shape[-1] % 2:
-        raise ArgumentError(f"{path}: tensor {name!r}: its shape {entry.shape} must end with an even number, because its type is F4")
+        raise ArgumentError(
+            f"{path}: tensor {name!r}: its shape {entry.shape} must end with an even number, because torch stores pairs of F4 elements"
+        )
     return (*entry.shape[:-1], entry.shape[-1] // 2)
 
 
 def _check_conversion(each: Wanted) -> None:
-    """Raises if torch cannot convert a tensor to the requested type on its devices."""
+    """Raises an exception if torch cannot convert a tensor to the requested type on its devices."""
     for device in each.devices:
         try:
             allocated((1,), each.dtype, device).copy_(allocated((8,), torch.uint8, device).zero_().view(each.stored)[:1])
         except (RuntimeError, TypeError) as error:
             raise ArgumentError(
-                f"tensor {each.name!r}: torch does not convert {each.stored} to {each.dtype} on {device}: load it without dtype; "
-                f"{str(error).splitlines()[0]}",
+                f"tensor {each.name!r}: torch cannot convert {each.stored} to {each.dtype} on {device} "
+                f"({str(error).splitlines()[0]}): load it without dtype",
                 argument="dtype",
             ) from error
 
@@ -311,7 +320,7 @@ def _allocated(placed: _Placed, wanted: Sequence[Sequence[Wanted]]) -> dict[str,
 
 
 def _check_targets(into: Mapping[str, Any], wanted: Sequence[Sequence[Wanted]]) -> None:
-    """Raises if a tensor of ``into`` cannot be filled with the tensor of the same name."""
+    """Raises an exception if a tensor of ``into`` cannot be filled with the tensor of the same name."""
     ranges: list[tuple[str, int, int, str]] = []
     for each in (each for some in wanted for each in some):
         tensor = into[each.name]
@@ -320,11 +329,11 @@ def _check_targets(into: Mapping[str, Any], wanted: Sequence[Sequence[Wanted]]) 
             raise ArgumentError(f"{where} is a {type(tensor).__name__}: it must be a tensor", argument="into")
         reason = why_no_memory(torch, tensor)
         if reason is None and (not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()):
-            reason = f"shape {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous in C order: fill a contiguous tensor"
+            reason = f"shape {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous: pass a contiguous tensor"
         if reason is None and (tensor.dtype is not each.dtype or tuple(tensor.shape) != each.shape):
             reason = (
-                f"it is {tensor.dtype} of shape {tuple(tensor.shape)}, and the file has {each.dtype} of shape {each.shape}: they must be "
-                "the same"
+                f"it is {tensor.dtype} of shape {tuple(tensor.shape)}, but the file has {each.dtype} of shape {each.shape}: "
+                "pass a tensor of the same type and shape"
             )
         if reason is not None:
             raise ArgumentError(f"{where}: {reason}", argument="into")
@@ -333,17 +342,17 @@ def _check_targets(into: Mapping[str, Any], wanted: Sequence[Sequence[Wanted]]) 
     ranges.sort()
     for one, other in zip(ranges, ranges[1:]):
         if one[0] == other[0] and other[1] < one[2]:
-            raise ArgumentError(f"into[{one[3]!r}] and into[{other[3]!r}] overlap: fill only one of them", argument="into")
+            raise ArgumentError(f"into[{one[3]!r}] and into[{other[3]!r}] overlap: pass only one of them", argument="into")
 
 
 def _batches(
     shards: Sequence[Shard], wanted: Sequence[Sequence[Wanted]], most: int | None, cache: bool, context: Context | None
 ) -> Generator[tuple[_Contents, list[Wanted]], None, None]:
-    """Yields the contents of each file with each batch of its tensors. Raises if the file has been written meanwhile."""
+    """Yields pairs of a batch of tensors and the contents of its file. Raises an exception if the file was modified meanwhile."""
     filled = [(shard, [each for each in some if each.nbytes]) for shard, some in zip(shards, wanted)]
     filled = [(shard, some) for shard, some in filled if some]
     warned = False
-    # Reading ahead adds data to the page cache.
+    # Reading ahead adds data to the page cache, and is therefore omitted if the page cache must stay unchanged.
     ahead = [each for shard, some in filled for each in _ranges(shard, some)] if cache else []
     with reading_ahead(ahead):
         for shard, some in filled:
@@ -352,7 +361,8 @@ def _batches(
             if contents.refusal and not warned:
                 warned = True
                 warnings.warn(
-                    f"{shard.path}: the system cannot map the file ({contents.refusal}): its data are read first, which is slower",
+                    f"{shard.path}: the system cannot map the file ({contents.refusal}): its data are first read into host memory, "
+                    "which is slower",
                     RuntimeWarning,
                     stacklevel=3,
                 )
@@ -365,7 +375,7 @@ def _batches(
 
 
 def _ranges(shard: Shard, wanted: Sequence[Wanted]) -> Iterator[tuple[int, int, int]]:
-    """Yields the ranges of a file that contain tensors: descriptor, first byte and end."""
+    """Yields the ranges of a file that contain the requested tensors, each as file descriptor, first byte and end."""
     begin = end = wanted[0].entry.begin
     for each in wanted:
         if each.entry.begin != end:

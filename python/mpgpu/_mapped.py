@@ -14,23 +14,26 @@ from .errors import ArgumentError
 
 
 class MappedFile(_library.Owner):
-    """File whose bytes can be the source of copies. The library maps the whole file read-only, and copies read the file by several threads.
+    """File whose bytes can be the source of copies. The library maps the whole file read-only, and several threads read the file
+    when it is copied.
 
         with mpgpu.MappedFile("restart.bin") as file:
             mpgpu.copy(on_gpu, file[4096 : 4096 + on_gpu.nbytes])
 
     ``file[begin:end]`` is a read-only memoryview of these bytes. The file stays mapped until :meth:`close`, the end of the ``with`` block,
-    or the release of this object and of all its memoryviews. In these cases, the call blocks until all work that is enqueued in the
-    context has finished. If the file becomes shorter, copies that need the missing bytes fail, and the CPU cannot read these bytes of a
-    memoryview: the system ends the process (SIGBUS).
+    or the release of this object and of all its memoryviews. Each of these first blocks until all work that is enqueued in the context has
+    finished. If the file is truncated, copies that need the missing bytes fail. A program that itself reads missing bytes of a memoryview
+    is terminated by SIGBUS.
 
     Args:
         file: path of a regular file, or a file object or descriptor that is open for reading. The descriptor is duplicated.
-        cache: False to leave the page cache of the system as it is. Bytes that it does not contain are then read by direct I/O.
+        cache: False to leave the page cache of the system unchanged. Bytes that it does not contain are then read by direct I/O.
         context: the context whose copies read the file. The default is :func:`default_context`.
 
     Raises:
-        NotSupported: the file is empty, is not a regular file, is not open for reading, or cannot be mapped.
+        NotSupported: the file is empty, is not a regular file, is not open for reading, or is on a file system that cannot map files.
+        ArgumentError: the descriptor is negative.
+        DriverError: the descriptor is not open, or the system cannot map the file for another reason.
         OSError: the file cannot be opened.
     """
 
@@ -43,7 +46,7 @@ class MappedFile(_library.Owner):
         data, size = ffi.new("const void **"), ffi.new("uint64_t *")
         with contextlib.ExitStack() as opened:
             if isinstance(file, (str, bytes, os.PathLike)):
-                # Opening a FIFO would otherwise block until a program writes to it.
+                # Without O_NONBLOCK, opening a FIFO would block until a program opens it for writing.
                 file = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 opened.callback(os.close, file)
             elif hasattr(file, "fileno"):
@@ -67,8 +70,8 @@ class MappedFile(_library.Owner):
         return self.nbytes
 
     def close(self) -> None:
-        """Removes the mapping. Blocks until all work that is enqueued in the context has finished. Memoryviews of the file must no longer
-        be used. A second call does nothing.
+        """Removes the mapping. Blocks until all work that is enqueued in the context has finished. Memoryviews of the file must not be
+        used afterwards. A second call has no effect.
         """
         data, self._data, self._bytes = self._data, None, None
         if data is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Files that replace older files atomically, and threads that write them."""
+"""Files that replace existing files atomically, and threads that write them."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from .errors import ArgumentError
 
 # Number of threads that write a file.
 _WRITERS = 4
-# Number of bytes that a thread writes at a time.
-_STEP = 16 << 20
+# Maximum number of bytes of a write task.
+_TASK_BYTES = 16 << 20
 
 
 class NewFile:
-    """New file beside an older one with the same path. :meth:`commit` replaces the older file; until then, it stays as it is."""
+    """Temporary file in the folder of the target. :meth:`commit` renames it to the target. Until then, the target is unchanged."""
 
     def __init__(self, path: Any) -> None:
         self.name = os.fsdecode(path)
-        # If the path is a link, the file to which it leads is replaced.
+        # If the path is a symbolic link, the file to which it leads is replaced.
         self._path = os.path.realpath(self.name)
         with contextlib.suppress(FileNotFoundError):
             mode = os.stat(self._path).st_mode
             if stat.S_ISDIR(mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
             if not stat.S_ISREG(mode):
-                raise ArgumentError(f"{self.name}: neither a regular file nor a new one: pass another path", argument="path")
+                raise ArgumentError(f"{self.name}: the path exists and is not a regular file: pass another path", argument="path")
         self._folder = os.path.dirname(self._path)
-        # The name is short, because the name of the older file may have the maximum length.
+        # The temporary name does not contain the name of the target, which may already have the maximum length.
         self._temporary = os.path.join(self._folder, f".mpgpu-{os.getpid()}-{secrets.token_hex(8)}.tmp")
         try:
-            # The system removes the permissions of the umask.
+            # The system applies the umask to these permissions.
             self.file = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.name) from None
         self._is_open = True
 
     def commit(self) -> None:
-        """Waits until the data are on the disk, and replaces the older file."""
+        """Blocks until the data are on the disk, and renames the file to the target."""
         try:
             os.fsync(self.file)
             self._close()
@@ -60,14 +60,14 @@ class NewFile:
         try:
             os.fsync(folder)
         except OSError as error:
-            # Some file systems cannot write folders on request.
+            # Some file systems do not support fsync on folders.
             if error.errno not in (errno.EINVAL, errno.ENOTSUP):
                 raise
         finally:
             os.close(folder)
 
     def discard(self) -> None:
-        """Removes the new file, unless it has replaced the older one."""
+        """Removes the temporary file, unless it has been renamed to the target."""
         with contextlib.suppress(OSError):
             self._close()
         with contextlib.suppress(FileNotFoundError):
@@ -80,28 +80,28 @@ class NewFile:
 
 
 class Written:
-    """Data that the threads of :class:`Writers` write: a number of steps that have not finished."""
+    """Pending write of the threads of :class:`Writers`. Counts the tasks that have not finished."""
 
-    def __init__(self, steps: int, keep: Any) -> None:
-        self._steps = steps
+    def __init__(self, tasks: int, keep: Any) -> None:
+        self._tasks = tasks
         self._keep = keep
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._error: BaseException | None = None
-        if not steps:
+        if not tasks:
             self._ended.set()
 
     def finish(self, error: BaseException | None) -> None:
-        """Counts one step as finished."""
+        """Counts one task as finished, and stores its error if it is the first."""
         with self._lock:
             self._error = self._error or error
-            self._steps -= 1
-            if not self._steps:
+            self._tasks -= 1
+            if not self._tasks:
                 self._keep = None
                 self._ended.set()
 
     def wait(self) -> None:
-        """Blocks until the data are written. Raises the error of the first step that has failed."""
+        """Blocks until all tasks have finished. Raises the error of the first task that has failed."""
         self._ended.wait()
         if self._error is not None:
             raise self._error
@@ -113,7 +113,7 @@ class Writers:
     def __init__(self, file: int, name: str) -> None:
         self._file = file
         self._name = name
-        self._steps: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._has_failed = False
         # The interpreter waits for these threads when the program ends.
         self._threads = [threading.Thread(target=self._run, name="mpgpu-write", daemon=False) for _ in range(_WRITERS)]
@@ -121,32 +121,32 @@ class Writers:
             thread.start()
 
     def write(self, buffers: Sequence[Any], begin: int, keep: Any = None) -> Written:
-        """Writes buffers one after the other, from byte ``begin`` of the file on. Does not block. ``keep`` is kept alive until the data are
-        written.
+        """Enqueues tasks that write consecutive buffers to the file from byte ``begin`` on. Does not block. The returned object refers to
+        ``keep`` until the data are written.
         """
-        steps = _steps(buffers, begin)
-        written = Written(len(steps), keep)
-        for some, at in steps:
-            self._steps.put((some, at, written))
+        tasks = _tasks(buffers, begin)
+        written = Written(len(tasks), keep)
+        for some, at in tasks:
+            self._tasks.put((some, at, written))
         return written
 
     def close(self) -> None:
-        """Waits for the threads, which finish all data that have been passed."""
+        """Blocks until the threads have finished all enqueued tasks and have ended."""
         for _ in self._threads:
-            self._steps.put(None)
+            self._tasks.put(None)
         for thread in self._threads:
             thread.join()
 
     def cancel(self) -> None:
-        """Skips data that have not been written."""
+        """Cancels all tasks that have not started."""
         self._has_failed = True
 
     def _run(self) -> None:
         while True:
-            step = self._steps.get()
-            if step is None:
+            task = self._tasks.get()
+            if task is None:
                 return
-            buffers, at, written = step
+            buffers, at, written = task
             error: BaseException | None = None
             try:
                 if not self._has_failed:
@@ -158,8 +158,8 @@ class Writers:
             if error is not None:
                 self._has_failed = True
             written.finish(error)
-            # The data may be released now, and not only when the next step arrives.
-            del step, buffers, written
+            # The references are dropped now, so that the memory is freed before the next task arrives.
+            del task, buffers, written
 
     def _write(self, buffers: list[Any], at: int) -> None:
         while buffers:
@@ -176,21 +176,21 @@ class Writers:
                 buffers[0] = memoryview(buffers[0])[count:]
 
 
-def _steps(buffers: Sequence[Any], begin: int) -> list[tuple[list[Any], int]]:
-    """Returns the steps that write buffers: the parts of the buffers, and the file offset of the first."""
-    steps: list[tuple[list[Any], int]] = []
+def _tasks(buffers: Sequence[Any], begin: int) -> list[tuple[list[Any], int]]:
+    """Divides consecutive buffers into write tasks. Each task consists of parts of the buffers, and the file offset of the first part."""
+    tasks: list[tuple[list[Any], int]] = []
     parts: list[Any] = []
     at, nbytes = begin, 0
     for buffer in buffers:
         view = memoryview(buffer)
         while len(view):
-            part = view[: _STEP - nbytes]
+            part = view[: _TASK_BYTES - nbytes]
             parts.append(part)
             nbytes += len(part)
             view = view[len(part) :]
-            if nbytes == _STEP or len(parts) == MOST_BUFFERS:
-                steps.append((parts, at))
+            if nbytes == _TASK_BYTES or len(parts) == MOST_BUFFERS:
+                tasks.append((parts, at))
                 parts, at, nbytes = [], at + nbytes, 0
     if parts:
-        steps.append((parts, at))
-    return steps
+        tasks.append((parts, at))
+    return tasks

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Progress messages of calls that move many bytes."""
+"""Progress messages of calls that copy many bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Progress:
         self._bar = tqdm.tqdm(total=total, desc=name, unit="B", unit_scale=True)
 
     def add(self, nbytes: int) -> None:
-        """Adds bytes that have been moved."""
+        """Adds ``nbytes`` to the number of copied bytes, and updates the display."""
         self._done += nbytes
         if self._bar is not None:
             self._bar.update(nbytes)

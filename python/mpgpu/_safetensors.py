@@ -24,7 +24,7 @@ BITS = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
-# Names of element types in torch, by their names in the format. The order is that of the data of the tensors in a file.
+# Names of element types in torch, by their names in the format. In files that are written, tensors are sorted by type in this order.
 TORCH_TYPES = {
     "U64": "uint64",
     "I64": "int64",
@@ -44,14 +44,14 @@ TORCH_TYPES = {
     "F8_E5M2": "float8_e5m2",
     "I8": "int8",
     "U8": "uint8",
-    # This type stores two elements in one byte.
+    # An element of this torch type is a byte that contains two elements.
     "F4": "float4_e2m1fn_x2",
     "BOOL": "bool",
 }
 # Limit that the format defines, bytes.
 _LONGEST_HEADER = 100_000_000
 _LENGTH = struct.Struct("<Q")
-# The data of a file that is written begin at a multiple of this number of bytes.
+# Alignment in bytes of the data in files that are written.
 _ALIGNMENT = 8
 _METADATA = "__metadata__"
 _AGAIN = "download or write it again"
@@ -131,17 +131,17 @@ def header_of(entries: Mapping[str, Entry], metadata: Mapping[str, str] | None) 
     header: dict[str, Any] = {} if metadata is None else {_METADATA: dict(metadata)}
     for name, entry in entries.items():
         if name == _METADATA:
-            raise ArgumentError(f"tensor {name!r}: the format uses this name for metadata: rename the tensor", argument="tensors")
+            raise ArgumentError(f"tensor {name!r}: the format reserves this name for metadata: rename the tensor", argument="tensors")
         header[name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (entry.begin, entry.end)}
     try:
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
         text_of_error = error.object[max(error.start - 30, 0) : error.end + 10]
-        raise ArgumentError(f"the name or metadata {text_of_error!r} has a surrogate, which UTF-8 lacks: rename it") from None
+        raise ArgumentError(f"the name or metadata {text_of_error!r} contains a surrogate, which UTF-8 cannot encode: change it") from None
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > _LONGEST_HEADER:
         raise ArgumentError(
-            f"the header has {len(text)} bytes, and the format allows {_LONGEST_HEADER}: save the tensors in several files",
+            f"the header has {len(text)} bytes, but the format allows {_LONGEST_HEADER}: save the tensors in several files",
             argument="tensors",
         )
     return _LENGTH.pack(len(text)) + text

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Saving of tensors into a safetensors file."""
+"""Saving of tensors into a safetensors file.
+
+The data of the file are divided into windows. A window is a section of the file of at most ``_WINDOW`` bytes that is copied to pinned
+memory as a whole.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +33,14 @@ from .errors import ArgumentError, Error
 _cast = ffi.cast
 _BYTES = ffi.typeof("char *")
 
-# Number of bytes of the file that are copied and written at a time.
+# Size of a window in bytes.
 _WINDOW = 256 << 20
-# Size in bytes below which a part of a GPU tensor is copied by a kernel, together with other small parts.
+# Size in bytes below which a part of a tensor is small. One kernel copies all small parts of a window that are on the same GPU.
 _SMALL = 1 << 20
 
 
 class _Saved(NamedTuple):
-    """Tensor that is saved, and its position in the file."""
+    """Tensor that is saved, and its range in the data of the file."""
 
     tensor: Any
     begin: int
@@ -44,7 +48,7 @@ class _Saved(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Part of a contiguous tensor: offset in the tensor, size, and offset in the window of the file."""
+    """Part of a contiguous tensor that is in one window: offset in the tensor, size, and offset in the window, all in bytes."""
 
     tensor: Any
     offset: int
@@ -96,27 +100,28 @@ def save(
     """Saves tensors by name into one safetensors file. GPU tensors are copied to pinned memory over all suitable links, while threads write
     earlier data.
 
-    The file is replaced atomically: the data are written into a temporary file in the same folder, which gets the name ``path`` after all
-    data are on the disk. If the call raises an exception, or the process or the system ends, an older file with this path is intact. Only
-    if the process is killed, the temporary file ``.mpgpu-*.tmp`` remains. The layout is that of ``safetensors.torch.save_file``.
+    The file is replaced atomically: the data are written to a temporary file in the same folder, which is renamed to ``path`` when all data
+    are on the disk. If the call raises an exception, or the process or the system ends early, an existing file with this path is intact.
+    The temporary file ``.mpgpu-*.tmp`` remains only if the process is killed or the system ends. The layout of the file is that of
+    ``safetensors.torch.save_file``.
 
-    Tensors may be on any supported device and have any strides. Memory that two tensors share is written twice. The data are those after
-    all earlier work in torch's current streams. No tensor may be changed until the call returns.
+    Tensors may be on any supported device and have any strides. Memory that two tensors share is written twice. The call saves the contents
+    that the tensors have after all earlier work in torch's current streams. No tensor may be modified until the call returns.
 
     Args:
         tensors: a dict of tensors, for example ``model.state_dict()``.
-        path: path of the file. A link is followed.
+        path: path of the file. If it is a symbolic link, the file to which it leads is replaced.
         metadata: a dict of strings for the header of the file.
-        wait: False to return as soon as all tensors are copied to pinned host memory, which needs as many bytes as the file. Threads then
-            write the file, and the tensors may be changed. The interpreter waits for these threads when the program ends.
+        wait: False to return as soon as all tensors are copied to pinned host memory, which needs as many bytes as the file. The
+            tensors may then be modified, while threads write the file. At exit, the interpreter waits for these threads.
         context: the context that executes the copies. The default is :func:`mpgpu.default_context`.
 
     Returns:
-        ``None``, or with ``wait=False`` an object to wait for.
+        ``None``. With ``wait=False``, an object to wait for the end of the save.
 
     Raises:
-        ArgumentError: an object is not a tensor or has no memory of its own, the format lacks its type or name, or ``metadata`` is not a
-            dict of strings.
+        ArgumentError: an object is not a tensor or has no memory of its own, its type or name cannot be stored in the format, or
+            ``metadata`` is not a dict of strings.
         OSError: the file cannot be written. The message contains the reason that the system reports.
         OutOfMemory, MemoryError: a device or the host has no more memory.
     """
@@ -144,26 +149,26 @@ def save(
 
 
 class PendingSave(Owner):
-    """Save that threads complete. It may be dropped; if the save then fails, the error is printed."""
+    """Save that threads complete in the background. If this object is discarded and the save fails, a RuntimeWarning is issued."""
 
     def __init__(self, file: NewFile, writers: Writers, buffers: Sequence[Any], keep: Any) -> None:
         self._path = file.name
         self._state = state = _State(file, writers, buffers, keep)
         self._process = os.getpid()
-        # The thread does not refer to this object, so that the object can be dropped.
+        # The thread holds no reference to this object, so that discarding the object is detected.
         threading.Thread(target=state.run, name="mpgpu-save", daemon=False).start()
 
     def wait(self) -> None:
-        """Blocks until the file is complete on the disk. If the save has failed, every call raises its error."""
+        """Blocks until the file is complete and on the disk. If the save has failed, each call raises its error."""
         if os.getpid() != self._process and not self._state.ended.is_set():
-            raise Error(f"{self._path}: this process is a child of the one that saves the file: wait in the parent")
+            raise Error(f"{self._path}: this process was forked from the process that saves the file: call wait() in the parent process")
         self._state.ended.wait()
         self._state.is_reported = True
         if self._state.error is not None:
             raise copy.copy(self._state.error)
 
     def done(self) -> bool:
-        """Returns true if the save has finished. Does not block. If the save has failed, raises its error."""
+        """Returns true once the file is complete. Raises the error of the save if it has failed. Does not block."""
         if not self._state.ended.is_set():
             return False
         self.wait()
@@ -180,7 +185,7 @@ class PendingSave(Owner):
 
 
 class _State:
-    """State of a save that threads complete."""
+    """State of a save in the background, which the program's object and the thread share."""
 
     def __init__(self, file: NewFile, writers: Writers, buffers: Sequence[Any], keep: Any) -> None:
         self._file = file
@@ -204,21 +209,25 @@ class _State:
             self.error = error.with_traceback(None)
             self._file.discard()
         finally:
-            # The memory is released before the program is notified.
+            # The memory is freed before the program is notified.
             self._buffers = self._keep = None
             self.ended.set()
         if self.is_dropped:
             self.report(self._file.name)
 
     def report(self, path: str) -> None:
-        """Issues a warning if the save has failed and no caller has received the error."""
+        """Issues a RuntimeWarning if the save has failed and the error has not been raised to the program."""
         if self.error is not None and not self.is_reported:
             self.is_reported = True
-            warnings.warn(f"{path}: the tensors are not saved: {self.error}; the older file is intact", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"{path}: the tensors were not saved ({self.error}); an older file with this path is unchanged",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _layout(tensors: Any, metadata: Any) -> tuple[bytes, list[_Saved]]:
-    """Returns the start of the file, and the tensors with their offsets in the data."""
+    """Returns the header of the file, and the tensors with their ranges in the data."""
     if not isinstance(tensors, Mapping):
         raise ArgumentError(
             f"tensors is a {type(tensors).__name__}: pass a dict of tensors, for example x.state_dict()", argument="tensors"
@@ -233,7 +242,7 @@ def _layout(tensors: Any, metadata: Any) -> tuple[bytes, list[_Saved]]:
         _check(name, tensor)
         found = ranks.get(tensor.dtype)
         if found is None:
-            raise ArgumentError(f"tensors[{name!r}]: the format has no type {tensor.dtype}: convert the tensor first", argument="tensors")
+            raise ArgumentError(f"tensors[{name!r}]: the format cannot store {tensor.dtype}: convert the tensor first", argument="tensors")
         order.append((*found, name, tensor))
     order.sort(key=lambda each: (each[0], each[2]))
     entries: dict[str, Entry] = {}
@@ -244,7 +253,8 @@ def _layout(tensors: Any, metadata: Any) -> tuple[bytes, list[_Saved]]:
         if kind == "F4":
             if not shape:
                 raise ArgumentError(
-                    f"tensors[{name!r}]: the format has no {tensor.dtype} without dimensions: reshape it", argument="tensors"
+                    f"tensors[{name!r}]: the format cannot store {tensor.dtype} without dimensions: reshape the tensor to (1,)",
+                    argument="tensors",
                 )
             shape = (*shape[:-1], shape[-1] * 2)
         end = at + tensor.numel() * tensor.element_size()
@@ -260,7 +270,8 @@ def _check(name: Any, tensor: Any) -> None:
         raise ArgumentError(f"tensors has the key {name!r}: names of tensors must be strings", argument="tensors")
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(
-            f"tensors[{name!r}] is a {type(tensor).__name__}: it must be a tensor; pass one dict without dicts in it", argument="tensors"
+            f"tensors[{name!r}] is a {type(tensor).__name__}: it must be a tensor; pass a dict that contains only tensors",
+            argument="tensors",
         )
     reason = why_no_memory(torch, tensor)
     if reason is not None:
@@ -268,8 +279,8 @@ def _check(name: Any, tensor: Any) -> None:
 
 
 def _windows(saved: Sequence[_Saved], most: int) -> Iterator[tuple[int, list[_Part]]]:
-    """Yields the windows of the data: the offset of a window, and the parts of contiguous tensors in it. A window has at most ``most``
-    bytes.
+    """Divides the data into windows of at most ``most`` bytes. Yields the offset of each window in the data, and the parts of contiguous
+    tensors in it.
     """
     begin, parts = 0, []
     for each in saved:
@@ -286,8 +297,9 @@ def _windows(saved: Sequence[_Saved], most: int) -> Iterator[tuple[int, list[_Pa
 
 
 def _write(saved: Sequence[_Saved], first: int, writers: Writers, context: Context | None) -> None:
-    """Writes the data of tensors from byte ``first`` of the file on. The data of a window are copied while the previous one is written."""
-    # Each window uses one of two pinned buffers after the window before the previous one is written.
+    """Writes the data of tensors from byte ``first`` of the file on. A window is copied while threads write the previous window."""
+    # The windows use two pinned buffers alternately. A window is copied into the buffer of the window before the previous one, as soon as
+    # threads have written that window.
     pinned: list[Buffer | None] = [None, None]
     writing: list[Written | None] = [None, None]
     size = min(_WINDOW, saved[-1].end) if saved else 0
@@ -314,7 +326,7 @@ def _write(saved: Sequence[_Saved], first: int, writers: Writers, context: Conte
 
 
 def _copied(saved: Sequence[_Saved], context: Context | None) -> tuple[list[Any], Any]:
-    """Copies all tensors into pinned memory. Returns the parts of this memory, and the objects that keep it allocated."""
+    """Copies all tensors to pinned memory. Returns views of this memory, and the object that keeps it allocated."""
     if not saved:
         return [], None
     buffer = Buffer(saved[-1].end, context=context)
@@ -324,7 +336,7 @@ def _copied(saved: Sequence[_Saved], context: Context | None) -> tuple[list[Any]
 
 
 def _buffers(parts: Sequence[_Part], buffer: Buffer | None) -> list[Any]:
-    """Returns the memory of the parts of a window, one after the other: pinned memory for parts on GPUs, and the tensors on the CPU."""
+    """Returns the buffers that contain a window, in order: pinned memory for parts on GPUs, and memory of the tensors on the CPU."""
     found: list[Any] = []
     view = buffer.memoryview() if buffer is not None else None
     begin = end = 0
@@ -342,11 +354,11 @@ def _buffers(parts: Sequence[_Part], buffer: Buffer | None) -> list[Any]:
 
 
 def _copy(parts: Sequence[_Part], buffer: Buffer, context: Context | None) -> None:
-    """Copies parts of tensors into pinned memory. Blocks."""
+    """Copies the parts of a window to pinned memory. Blocks."""
     context = context if context is not None else default_context()
     into = memory_of(buffer, "the pinned memory")
     pairs: list[Any] = []
-    # Small parts, by GPU.
+    # Small parts by GPU, or None for the CPU.
     small: dict[int | None, Segments] = {}
     of: Memory | None = None
     last: Any = None

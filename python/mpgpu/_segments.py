@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Copies of segments: many small tensors to or from one range of memory, by one kernel."""
+"""Copies of many small tensors to or from one range of memory, by one kernel. A segment is a contiguous range of bytes to copy."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _cast = ffi.cast
 _REQUEST = ffi.typeof("mp_request_t *")
 _SEGMENTS = ffi.typeof("mp_segment_t *")
 _BYTES = ffi.typeof("char *")
-# Numbers in a segment: addresses of destination and source, and size in bytes.
+# Number of fields of a segment: destination address, source address and size in bytes.
 _FIELDS = 3
 assert ffi.sizeof("mp_segment_t") == _FIELDS * 8
 
 
 class Segments:
-    """List of segments, each with destination, source and size, and the objects that keep their memory allocated."""
+    """List of segments, each with destination, source and size. Holds the objects that keep their memory allocated."""
 
     def __init__(self) -> None:
         self._numbers = array.array("Q")
@@ -37,7 +37,7 @@ class Segments:
         return len(self._keep)
 
     def copy(self, gpu: int, context: Context, *, multiprocessors: int | None = None) -> Request:
-        """Enqueues the copies in torch's current stream on a GPU, and returns a request that keeps the memory alive."""
+        """Enqueues the copies in torch's current stream on a GPU. The returned request keeps the memory allocated."""
         used = _Used()
         used.keep = self._keep
         used.gpu = gpu
@@ -59,7 +59,7 @@ class Segments:
         return _enqueue(context, used, None, begin)
 
     def copy_by_cpu(self) -> None:
-        """Copies the segments, which are in memory that the CPU can access. Blocks."""
+        """Copies the segments by the CPU, which must be able to access their memory. Blocks."""
         numbers = iter(self._numbers)
         for dst, src, nbytes in zip(numbers, numbers, numbers):
             ffi.memmove(_cast(_BYTES, dst), _cast(_BYTES, src), nbytes)

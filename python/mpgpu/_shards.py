@@ -17,30 +17,30 @@ Path = Union[str, "os.PathLike[str]"]
 _INDEX = "model.safetensors.index.json"
 _ENDING = ".safetensors"
 _INDEX_ENDING = ".safetensors.index.json"
-# Indices are far smaller. A longer file is not an index.
+# Maximum size in bytes of an index. Indices of models are far smaller.
 _LONGEST_INDEX = 1 << 30
 
 
 class Shard(NamedTuple):
-    """Open file with tensors, and its header."""
+    """Open file with tensors, and the content of its header."""
 
     path: str
     file: BinaryIO
     entries: dict[str, Entry]
-    # Size and time of the last change when the header was read.
+    # Size in bytes and modification time in nanoseconds, read before the header.
     state: tuple[int, int]
 
     def check_unchanged(self) -> None:
-        """Raises an ArgumentError if the file has been written since its header was read."""
+        """Raises an ArgumentError if the file was modified after its header was read."""
         size, changed = _state_of(self.file)
         if size < self.state[0]:
-            raise ArgumentError(f"{self.path}: the file has become shorter while it was read: load it again when it is complete")
+            raise ArgumentError(f"{self.path}: the file was truncated while it was read: load it again when it is complete")
         if (size, changed) != self.state:
-            raise ArgumentError(f"{self.path}: the file was written while it was read: load it again when it is complete")
+            raise ArgumentError(f"{self.path}: the file was modified while it was read: load it again when it is complete")
 
 
 class _Index(NamedTuple):
-    """Index of a model: its path, and the name of the file of each tensor."""
+    """Index of a model: its path, and the name of the file that contains each tensor."""
 
     path: str
     files: dict[str, str]
@@ -50,7 +50,8 @@ def open_shards(path: Any, opened: ExitStack) -> list[Shard]:
     """Opens the files of a model and reads their headers. ``opened`` closes the files.
 
     Raises:
-        ArgumentError: a file is invalid, truncated or missing, lacks a tensor that the index names, or has a tensor of another file.
+        ArgumentError: a file is invalid, truncated or missing; a file lacks a tensor that the index names; or two files have the same
+            tensor.
         OSError: a file cannot be opened or read.
     """
     index: _Index | None = None
@@ -95,7 +96,7 @@ def _state_of(file: BinaryIO) -> tuple[int, int]:
 
 
 def _in_folder(folder: str) -> tuple[_Index | None, list[str]]:
-    """Returns the index in a folder, or ``None``, and the paths of the files with tensors."""
+    """Returns the index in a folder, or ``None`` if there is none, and the paths of the files with tensors."""
     names = sorted(os.listdir(folder))
     indices = [name for name in names if name.endswith(_INDEX_ENDING)]
     if _INDEX in indices:
@@ -107,7 +108,7 @@ def _in_folder(folder: str) -> tuple[_Index | None, list[str]]:
         return index, _paths_of(index)
     files = [os.path.join(folder, name) for name in names if name.endswith(_ENDING)]
     if not files:
-        raise ArgumentError(f"{folder}: the folder has no *{_ENDING} files: pass the folder or the files of a model", argument="path")
+        raise ArgumentError(f"{folder}: the folder has no *{_ENDING} files: pass a folder or a list of such files", argument="path")
     return None, files
 
 
@@ -117,17 +118,17 @@ def _read_index(path: str) -> _Index:
     try:
         found = json.loads(content.decode("utf-8"))["weight_map"]
         if not isinstance(found, dict) or not found:
-            raise ValueError("its weight_map is no object with tensors")
+            raise ValueError("its weight_map is not a JSON object with names of tensors")
     except (KeyError, TypeError):
         raise _refused(path, "it has no weight_map") from None
     except (ValueError, RecursionError) as error:
         raise _refused(path, str(error)) from None
     for name, file in found.items():
         if not isinstance(file, str) or not file or "\0" in file:
-            raise _refused(path, f"the file of tensor {name!r} is {file!r:.200}")
-        # Links are followed, because caches of models consist of links.
+            raise _refused(path, f"its weight_map assigns tensor {name!r} to {file!r:.200}, which is not a file name")
+        # Symbolic links are followed, even to files outside the folder, because model caches consist of such links.
         if PurePath(file).is_absolute() or ".." in PurePath(file).parts:
-            raise _refused(path, f"the file of tensor {name!r} is {file!r:.200}, which is outside the folder of the index")
+            raise _refused(path, f"its weight_map assigns tensor {name!r} to {file!r:.200}, which is outside the folder of the index")
     return _Index(path, found)
 
 
@@ -149,7 +150,7 @@ def _check_distinct(shards: list[Shard]) -> None:
         for name in shard.entries:
             if name in places:
                 raise ArgumentError(
-                    f"{shard.path}: tensor {name!r} is also in {places[name]}: load the files by separate calls", argument="path"
+                    f"{shard.path}: tensor {name!r} is also in {places[name]}: load the files in separate calls", argument="path"
                 )
             places[name] = shard.path
 

@@ -51,7 +51,7 @@ def torch_device(device: Any) -> Any:
 
 
 def gpu_of(tensor: Any) -> int | None:
-    """Returns the number of the GPU whose memory holds a tensor. Returns ``None`` for a tensor on the CPU."""
+    """Returns the number of the GPU whose memory contains a tensor. Returns ``None`` for a tensor on the CPU."""
     return tensor.get_device() if tensor.is_cuda else None
 
 

@@ -120,7 +120,7 @@ def identity_of(tensor: Any) -> object:
 
 
 def plain(tensor: Any) -> Any:
-    """Returns a contiguous tensor with the same elements. This is the same memory if the tensor is contiguous."""
+    """Returns a contiguous tensor with the same elements. It shares the memory of a tensor that is already contiguous."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 

@@ -8,8 +8,9 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// File whose bytes can be the source of transfers. The library maps the whole file read-only, and copies read the file by several threads.
-/// A clone refers to the same mapping. Dropping the last clone removes the mapping, after all work that the context has enqueued so far.
+/// File whose bytes can be the source of transfers. The library maps the whole file read-only, and several threads read the file when it is
+/// copied. A clone refers to the same mapping. Dropping the last clone blocks until all work that the context has enqueued so far has
+/// finished, and then removes the mapping.
 ///
 /// ```
 /// # use mpgpu::{BackendChoice, Buffer, Caching, Context, ContextOptions, Device, MappedFile, Stream};
@@ -26,8 +27,8 @@ use std::sync::Arc;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// If the file becomes shorter, executions that need the missing bytes fail. If the file is written during an execution, the destination
-/// contains old or new bytes.
+/// If the file is truncated, executions that need the missing bytes fail. If the file is modified during an execution, the destination may
+/// contain a mixture of old and new bytes.
 #[derive(Clone, Debug)]
 pub struct MappedFile(Arc<Mapping>);
 
@@ -44,7 +45,7 @@ impl MappedFile {
     ///
     /// # Errors
     ///
-    /// Returns an error if the file is empty, is not a regular file, is not open for reading, or cannot be mapped.
+    /// Returns an error if the file is empty, is not a regular file, is not open for reading, or if the system cannot map it.
     pub fn new(ctx: &Context, file: &impl AsFd, caching: Caching) -> Result<MappedFile, Error> {
         let (address, bytes) = ctx.runtime.map_file(file.as_fd(), caching)?;
         Ok(MappedFile(Arc::new(Mapping { context: ctx.clone(), address, bytes })))

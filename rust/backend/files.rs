@@ -1,13 +1,13 @@
 //! Files that are mapped into memory and read by `pread`.
 //!
-//! A thread that copies from the mapping of a file by `pread` needs no page tables, and gets an error instead of a signal if the file has
-//! become shorter. `process_vm_readv` gives the same error, but reached only 0.65 to 0.9 of the rate of `pread` (files in tmpfs and in the
-//! page cache of ext4, one and two threads, virtual machine with 2 CPUs, 2026-11-30).
+//! A thread that reads a file by `pread` instead of accessing its mapping causes no page faults, and gets an error instead of `SIGBUS` if
+//! the file was truncated. `process_vm_readv` returns the same error, but reached only 0.65 to 0.9 of the rate of `pread` (files in tmpfs
+//! and in the page cache of ext4, one and two threads, virtual machine with 2 CPUs, 2026-11-30).
 //!
 //! [`map`] maps a file for the caller of the library. [`MappedFile::behind`] finds the file of a mapping that the program has made itself.
 //!
-//! A file that is mapped with [`Caching::Bypass`] does not fill the page cache: pages that are already in the page cache are copied from
-//! there, and all other bytes are read by direct I/O into a buffer of the reading thread.
+//! Copies from a file that is mapped with [`Caching::Bypass`] add no pages to the page cache: bytes that the page cache already contains
+//! are copied from there, and all others are read by direct I/O into a buffer of the reading thread.
 
 use super::BackendError;
 use super::host_memory::page_bytes;
@@ -23,14 +23,14 @@ use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, RwLock};
 
-/// Size and alignment in bytes of the blocks in which direct I/O reads files. No usual disk requires more.
+/// Size and alignment in bytes of the blocks in which direct I/O reads files. Common disks require no larger alignment.
 const BLOCK: u64 = 4096;
-/// Maximum number of bytes that one call of direct I/O reads. It is the size of the largest chunk of a plan.
+/// Maximum number of bytes that one call of direct I/O reads. A chunk of a plan has at most this size.
 const DIRECT_BYTES: usize = 2 << 20;
 
 /// Mappings that [`map`] has made, in ascending order of their addresses.
 static MAPPED: RwLock<Vec<Arc<MappedFile>>> = RwLock::new(Vec::new());
-/// Number of entries of [`MAPPED`]. Copies of programs that have mapped no file with this library therefore need no lock.
+/// Number of entries of [`MAPPED`]. A copy reads it first, so that it needs no lock if no file is mapped.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Use of the operating system's page cache when a file is read.
@@ -42,7 +42,7 @@ pub enum Caching {
     Bypass,
 }
 
-/// File of which a range is mapped at a known address range.
+/// File, and the address range at which a part of it is mapped.
 #[derive(Debug)]
 pub struct MappedFile {
     /// Addresses of the mapping.
@@ -50,16 +50,16 @@ pub struct MappedFile {
     /// Offset in the file of the first byte of the mapping.
     offset: u64,
     file: File,
-    /// A second descriptor of the file, for direct I/O.
+    /// Second descriptor of the file, for direct I/O. `None` if the file is read through the page cache.
     direct: Option<File>,
-    /// True if the mapping is private. Pages to which the program has written then differ from the file.
+    /// True if the mapping is private. Pages that the program has modified then differ from the file.
     is_private: bool,
 }
 
 /// Reason why bytes of a file could not be read.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum ReadFault {
-    /// The file ends before the last byte, or the destination is not accessible.
+    /// The file ends before the last requested byte, or the destination is not accessible.
     Memory,
     /// The system could not read the file. The number is its error code (`errno`).
     System(i32),
@@ -80,7 +80,7 @@ pub fn map(descriptor: BorrowedFd<'_>, caching: Caching) -> Result<FileMapping, 
     let file = File::from(descriptor.try_clone_to_owned().map_err(|error| failed("it cannot be duplicated", error))?);
     let metadata = file.metadata().map_err(|error| failed("its size cannot be read", error))?;
     if !metadata.is_file() {
-        return refused("it is not a regular file; only regular files can be mapped".into());
+        return refused("it is not a regular file; open a regular file".into());
     }
     let bytes = metadata.len();
     if bytes == 0 {
@@ -92,7 +92,7 @@ pub fn map(descriptor: BorrowedFd<'_>, caching: Caching) -> Result<FileMapping, 
         let error = io::Error::last_os_error();
         return match error.raw_os_error() {
             Some(libc::EACCES) => refused("it is not open for reading; open it with O_RDONLY or O_RDWR".into()),
-            Some(libc::ENODEV) => refused("its file system cannot map files; read the file into memory and copy from there".into()),
+            Some(libc::ENODEV) => refused("its file system cannot map files; read the file into memory, and copy from this memory".into()),
             _ => Err(failed("the file cannot be mapped", error)),
         };
     }
@@ -113,13 +113,13 @@ fn reopen_direct(file: &File) -> Option<File> {
         Ok(direct) => Some(direct),
         Err(error) => {
             let name = std::fs::read_link(&path).unwrap_or_default();
-            log::warn!("{}: the file system has no direct I/O ({error}), so reading fills the page cache", name.display());
+            log::warn!("{}: the file system does not support direct I/O ({error}): the file is read through the page cache", name.display());
             None
         }
     }
 }
 
-/// Returns the mapping of [`map`] that contains the `bytes` bytes from `address`. Returns `None` if there is none.
+/// Returns the mapping made by [`map`] that contains the `bytes` bytes from `address` on. Returns `None` if there is none.
 pub fn mapped_at(address: u64, bytes: u64) -> Option<Arc<MappedFile>> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return None;
@@ -147,7 +147,7 @@ impl Drop for FileMapping {
         let mut mapped = held(MAPPED.write());
         mapped.retain(|file| !Arc::ptr_eq(file, &self.0));
         COUNT.store(mapped.len(), Ordering::Release);
-        // The mapping is removed while the lock is held, so that another thread does not map a file there before the entry is gone.
+        // The mapping is removed last, because another thread may then map a file at the same addresses and must find no old entry there.
         // SAFETY: `map` made this mapping, and only its owner removes it.
         unsafe { libc::munmap(with_exposed_provenance_mut(self.address() as usize), self.bytes() as usize) };
     }
@@ -155,9 +155,9 @@ impl Drop for FileMapping {
 
 impl MappedFile {
     /// Opens the file of a mapping that the program has made, by the path, device and inode that the operating system reports for the
-    /// mapping. Returns `None` if the path leads to another file or to none, or if the program may not read the file.
+    /// mapping. Returns `None` if the path leads to another file or to no file, or if the process has no permission to read the file.
     pub fn behind(addresses: Range<u64>, offset: u64, path: &Path, identity: (u64, u64), is_private: bool) -> Option<MappedFile> {
-        // Opening a device or a FIFO may have effects. `O_PATH` only finds the file.
+        // Opening a device or a FIFO may have side effects. With `O_PATH`, the file is only looked up.
         let found = File::options().read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC).open(path).ok()?;
         let metadata = found.metadata().ok()?;
         if !metadata.is_file() || (metadata.dev(), metadata.ino()) != identity {
@@ -172,11 +172,11 @@ impl MappedFile {
     }
 
     /// Reads the `bytes` bytes at the address `from` of the mapping into the memory at `to`. Returns `None`, and reads nothing, if the
-    /// mapping does not contain them or if they may differ from the file, because the program has written to a private mapping.
+    /// mapping does not contain these bytes, or if they may differ from the file because the program has modified a private mapping.
     ///
     /// # Safety
     ///
-    /// No other thread accesses the accessible part of the destination.
+    /// No other thread accesses the destination during the call.
     pub unsafe fn read(&self, to: u64, from: u64, bytes: usize) -> Option<Result<(), ReadFault>> {
         if !self.has(from, bytes as u64) || (self.is_private && !is_unwritten(from, bytes)) {
             return None;
@@ -224,7 +224,7 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Reads the first bytes of a range if the page cache contains them, without starting I/O. Returns the number of bytes read.
+    /// Reads the leading bytes of a range that the page cache contains, without starting I/O. Returns their number.
     unsafe fn read_cached(&self, to: u64, offset: u64, bytes: usize) -> usize {
         let own = libc::iovec { iov_base: with_exposed_provenance_mut(to as usize), iov_len: bytes };
         // SAFETY: the system checks whether the destination is accessible.
@@ -233,7 +233,7 @@ impl MappedFile {
         usize::try_from(count).unwrap_or(0)
     }
 
-    /// Reads the first bytes of a range by direct I/O, and returns their number, which is at least 1.
+    /// Reads the leading bytes of a range by direct I/O, as many as fit into the buffer. Returns their number, which is at least 1.
     unsafe fn read_blocks(&self, direct: &File, to: u64, offset: u64, bytes: usize) -> Result<usize, ReadFault> {
         let begin = offset / BLOCK * BLOCK;
         let ahead = (offset - begin) as usize;
@@ -244,7 +244,7 @@ impl MappedFile {
                 match direct.read_at(&mut buffer[..wanted], begin) {
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                        // The disk requires other blocks.
+                        // The disk requires larger blocks. The bytes are read through the page cache.
                         let count = bytes.min(buffer.len());
                         // SAFETY: guaranteed by the caller.
                         return unsafe { self.read_all(to, offset, count) }.map(|()| count);
@@ -263,12 +263,11 @@ impl MappedFile {
     }
 }
 
-/// Copies bytes to memory that may not be accessible.
+/// Copies bytes to memory that might be inaccessible.
 ///
 /// # Safety
 ///
-/// No other thread accesses the accessible part of the destination. If the system call for the copy is not available, the caller guarantees
-/// that the destination is valid.
+/// No other thread accesses the destination during the call. The destination is accessible if `process_vm_writev` is not available.
 unsafe fn copy_checked(bytes: &[u8], to: u64) -> Result<(), ReadFault> {
     let mut done = 0;
     while done < bytes.len() {
@@ -290,13 +289,13 @@ unsafe fn copy_checked(bytes: &[u8], to: u64) -> Result<(), ReadFault> {
     Ok(())
 }
 
-/// Aligned memory into which a thread reads by direct I/O. It is allocated at the first use.
+/// Aligned buffer of a thread for direct I/O. It is allocated at the first use.
 #[derive(Default)]
 struct DirectBuffer(Vec<Block>);
 
 #[derive(Clone)]
 #[repr(align(4096))]
-#[expect(dead_code, reason = "the bytes are accessed as those of the whole buffer")]
+#[expect(dead_code, reason = "all bytes are accessed through the buffer")]
 struct Block([u8; BLOCK as usize]);
 
 thread_local! {
@@ -308,18 +307,18 @@ impl DirectBuffer {
         // An unaligned range of `DIRECT_BYTES` bytes lies in one block more than an aligned one.
         self.0.resize(DIRECT_BYTES / BLOCK as usize + 1, Block([0; BLOCK as usize]));
         let bytes = self.0.len() * BLOCK as usize;
-        // SAFETY: the blocks are arrays of bytes without padding, one after the other.
+        // SAFETY: the blocks are consecutive arrays of bytes without padding.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), bytes) }
     }
 }
 
-/// Returns true if the program has written to none of the pages of a private mapping that contain these bytes. Returns false if this cannot
-/// be determined.
+/// Returns true if the program has modified no page of a private mapping that contains these bytes. Returns false if this cannot be
+/// determined.
 fn is_unwritten(address: u64, bytes: usize) -> bool {
     static PAGE_MAP: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/self/pagemap").ok());
     let Some(page_map) = &*PAGE_MAP else { return false };
-    // Bits of an entry (Documentation/admin-guide/mm/pagemap.rst of Linux). A page that was written is present or swapped out, and it is
-    // not a page of the file.
+    // Bits of an entry (Documentation/admin-guide/mm/pagemap.rst of Linux). A page that the program has modified is either swapped
+    // out, or present and not a page of the file.
     const PRESENT: u64 = 1 << 63;
     const SWAPPED: u64 = 1 << 62;
     const OF_FILE: u64 = 1 << 61;

@@ -104,7 +104,7 @@ pub enum Error {
     #[error("{0:#x} was not registered with this context, or was unregistered already")]
     NotRegistered(u64),
     /// No file is mapped at this address.
-    #[error("{0:#x} is not the start of a file that this context has mapped, or was unmapped already")]
+    #[error("{0:#x} is not the start address of a file mapping of this context, or the file was unmapped already")]
     NotMapped(u64),
     /// The destination of a transfer is registered memory that must not be written.
     #[error("transfer {transfer}: {end} {address:#x} is registered memory that may not be written; map it writable")]

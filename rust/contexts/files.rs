@@ -17,12 +17,12 @@ impl Files {
         found
     }
 
-    /// Returns the mapping that begins at `address`, and removes it from the list. Dropping it unmaps the file.
+    /// Removes the mapping that begins at `address` from the list and returns it. Dropping it unmaps the file.
     pub fn take(&self, address: u64) -> Result<FileMapping, Error> {
         lock(&self.0).remove(&address).ok_or(Error::NotMapped(address))
     }
 
-    /// Removes all mappings and returns their number. No work may use them any more.
+    /// Removes all mappings and returns their number. The caller guarantees that no work uses them any more.
     pub fn release(&self) -> usize {
         std::mem::take(&mut *lock(&self.0)).len()
     }

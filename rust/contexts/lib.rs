@@ -11,8 +11,8 @@
 //! | `active` | estimate of which streams are copying now |
 //! | `callbacks` | calls of the caller's functions when work has finished |
 //! | `holdings` | memory, streams and events that the caller holds |
-//! | `claims` | GPUs that groups of processes have assigned to this process |
-//! | `files` | mapped files |
+//! | `claims` | GPUs that node groups have assigned to this process |
+//! | `files` | files that the program has mapped with the context, as sources of copies |
 //! | `registered` | host memory of the program that is registered (pinned) |
 //! | `peer_memory` | memory exported to other processes, and memory imported from them |
 //! | `deferred` | memory that the caller has freed, but that work or other ranks may still use |

@@ -42,7 +42,7 @@ impl Context {
     pub fn free(&self, address: u64) -> Result<(), Error> {
         drop(self.shared.enter()?);
         self.shared.holdings.take(address)?;
-        // An error of an execution is reported to the caller that waits for this execution. The memory is freed in any case.
+        // The error is ignored here: the caller that waits for the failed execution receives it. The memory is freed in any case.
         let _ = self.shared.backend.synchronize();
         self.shared.sharing.withdraw(address, self.backend());
         let freed = self.shared.backend.free(address);
@@ -107,7 +107,7 @@ impl Context {
         let shared = &*self.shared;
         drop(shared.enter()?);
         lock(&shared.registrations.0).remove(&address).ok_or(Error::NotRegistered(address))?;
-        // An error of an execution is reported to the caller that waits for this execution.
+        // The error is ignored here: the caller that waits for the failed execution receives it.
         let _ = shared.backend.synchronize();
         let taken_back = shared.backend.unregister(address);
         shared.holdings.count_free();
@@ -121,12 +121,12 @@ impl Context {
         Ok(self.shared.files.add(files::map(descriptor, caching)?))
     }
 
-    /// Removes a mapping of [`map_file`](Context::map_file). First waits until all work of the context that was enqueued so far has
-    /// finished, because a copy may still read the file.
+    /// Removes a mapping made by [`map_file`](Context::map_file). First blocks until all work that the context has enqueued so far has
+    /// finished, because copies may still read the file.
     pub fn unmap_file(&self, address: u64) -> Result<(), Error> {
         drop(self.shared.enter()?);
         let mapping = self.shared.files.take(address)?;
-        // An error of an execution is reported to the caller that waits for this execution.
+        // The error is ignored here: the caller that waits for the failed execution receives it.
         let _ = self.shared.backend.synchronize();
         drop(mapping);
         Ok(())

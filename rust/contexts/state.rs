@@ -55,7 +55,7 @@ pub struct ContextState {
     pub(super) holdings: Holdings,
     pub(super) deferred: Deferred,
     pub(super) registrations: Registrations,
-    /// GPUs that groups of processes have assigned to this process.
+    /// GPUs that node groups have assigned to this process.
     pub claims: Claims,
     pub(super) files: Files,
     pub(super) sharing: PeerMemory,

@@ -1,14 +1,14 @@
 //! Copies pageable host memory and returns an error if the memory does not exist. A plain memory access would kill the process in this
 //! case.
 //!
-//! The program may unmap pageable memory before an execution, and a mapped file may be truncated while it is copied. Three ways of copying
-//! survive that, from the fastest to the slowest:
+//! Pageable memory may be missing when it is copied: the program may have unmapped it, or a mapped file may have been truncated. There are
+//! three ways of copying, from the fastest to the slowest:
 //!
-//! | memory | way |
-//! | --- | --- |
-//! | large ranges of private memory | memory accesses. This memory exists until the program unmaps it, and the program must not do so before the execution has completed |
-//! | sources in files that the library has mapped for the program, and in large mappings of files that the program has made | `pread` ([`files`]) |
-//! | other memory | a system call that reports missing memory (`process_vm_readv` or `process_vm_writev`) |
+//! | memory | way of copying | missing memory |
+//! | --- | --- | --- |
+//! | large ranges of anonymous memory (memory without a file behind it) | memory accesses | cannot occur: the ranges are read from the operating system, and the program must not unmap them before the execution has completed |
+//! | sources in files that the library has mapped for the program, and in large mappings of files that the program has made | `pread` ([`files`]) | reported by the system call |
+//! | other memory | `process_vm_readv` or `process_vm_writev` | reported by the system call |
 
 use crate::backend::BackendError;
 use crate::backend::files::{self, MappedFile, ReadFault};
@@ -38,7 +38,7 @@ impl Fault {
                              has completed"
                     .into()
             }
-            code => format!("the system could not read the file that is mapped there: {}", std::io::Error::from_raw_os_error(code)),
+            code => format!("the system could not read the file that is mapped at this address: {}", std::io::Error::from_raw_os_error(code)),
         };
         BackendError::Driver {
             what: format!("transfer {transfer}: {} host memory at {:#x}", if self.is_source { "reading" } else { "writing" }, self.address),
@@ -51,19 +51,19 @@ impl Fault {
 /// Smallest number of bytes of a copy for which reading the address ranges of the process takes less time than the system call loses.
 const LOOK_BYTES: usize = 4 << 20;
 
-/// Smallest mapping of a file in bytes that is read by `pread`. Opening the files of smaller ones takes longer than it saves.
+/// Minimum size in bytes of a file mapping that is read by `pread`. For smaller mappings, opening the file takes longer than `pread` saves.
 const FILE_BYTES: u64 = 4 << 20;
 
-/// Readable address ranges of the process whose contents can be copied without `process_vm_readv`: private memory and mappings of files, each
-/// in ascending order.
+/// Address ranges of the process that can be copied without `process_vm_readv`: readable anonymous memory and mappings of files. Both lists
+/// are in ascending order of their addresses.
 #[derive(Debug, Default)]
 pub(crate) struct AddressRanges {
-    /// Ranges that are not backed by a file: begin, end, and a boolean that is true if the range is writable.
+    /// Ranges of anonymous memory: begin, end, and a boolean that is true if the range is writable.
     private: Vec<(u64, u64, bool)>,
     files: Vec<FileRange>,
 }
 
-/// Mapping of a file by the program.
+/// File mapping that the program has made.
 #[derive(Debug)]
 struct FileRange {
     addresses: Range<u64>,
@@ -83,7 +83,7 @@ impl AddressRanges {
     }
 
     /// Parses text in the format of `/proc/self/maps` (proc(5)), whose lines are `begin-end access offset device inode name`. Adjacent
-    /// ranges of private memory are merged.
+    /// ranges of anonymous memory with the same access are merged.
     fn parse(text: &[u8]) -> AddressRanges {
         let mut found = AddressRanges::default();
         for line in text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()) {
@@ -92,9 +92,10 @@ impl AddressRanges {
         found
     }
 
-    /// Adds the range that a line of `/proc/self/maps` describes. Returns `None`, and adds nothing, if the range has other contents.
+    /// Adds the range that a line of `/proc/self/maps` describes, if it is readable anonymous memory or a large file mapping. Other ranges
+    /// are not added. The returned value has no meaning.
     fn add(&mut self, line: &str) -> Option<()> {
-        // The name, which may contain spaces, is the rest of the line after five words.
+        // The name, which may contain spaces, is the rest of the line after five fields.
         let mut words = line.splitn(6, ' ');
         let (range, access, offset, device, inode) = (words.next()?, words.next()?, words.next()?, words.next()?, words.next()?);
         let name = words.next().unwrap_or_default().trim_start();
@@ -128,14 +129,15 @@ impl AddressRanges {
         Some(())
     }
 
-    /// True if the `bytes` bytes at `address` are private memory that can be read. If `written` is true, this memory must also be writable.
+    /// True if the `bytes` bytes at `address` are readable anonymous memory. If `written` is true, this memory must also be writable.
     pub fn has(&self, address: u64, bytes: u64, written: bool) -> bool {
         let after = self.private.partition_point(|range| range.0 <= address);
         let before = after.checked_sub(1).map(|at| self.private[at]);
         before.is_some_and(|(_, end, writes)| address.checked_add(bytes).is_some_and(|last| last <= end) && (writes || !written))
     }
 
-    /// Returns the file of the mapping that contains `address`. Returns `None` if there is none, or if the file cannot be opened by its path.
+    /// Returns the file of the mapping that contains `address`. Returns `None` if there is no such mapping, or if the file cannot be opened
+    /// by its path.
     fn file(&self, address: u64) -> Option<&MappedFile> {
         let after = self.files.partition_point(|range| range.addresses.start <= address);
         let range = &self.files[after.checked_sub(1)?];
@@ -143,23 +145,24 @@ impl AddressRanges {
         if range.addresses.contains(&address) { range.file.get_or_init(open).as_ref() } else { None }
     }
 
-    /// Copies from a mapping of a file that the program has made, by reading the file. Results are those of [`read_file`].
+    /// Copies from a file mapping that the program has made, by reading the file. The result is that of [`read_file`].
     ///
     /// # Safety
     ///
-    /// No other thread accesses the accessible parts of the ranges.
+    /// No other thread accesses the ranges during the call.
     pub unsafe fn read_mapped(&self, to: u64, from: u64, bytes: usize) -> Option<Result<(), Fault>> {
         // SAFETY: guaranteed by the caller.
         unsafe { read(self.file(from)?, to, from, bytes) }
     }
 }
 
-/// Copies from a file that the library has mapped for the program, by reading the file. Returns `None` if the source is in no such file, or
-/// if the file ends too early or the destination is not accessible, which another way of copying reports.
+/// Copies from a file that the library has mapped for the program, by reading the file. Returns `None` if the source is in no such file, if
+/// the file ends before the last requested byte, or if the destination is not accessible. In the last two cases, the caller copies in another
+/// way, which reports the error.
 ///
 /// # Safety
 ///
-/// No other thread accesses the accessible parts of the ranges.
+/// No other thread accesses the ranges during the call.
 pub(crate) unsafe fn read_file(to: u64, from: u64, bytes: usize) -> Option<Result<(), Fault>> {
     // SAFETY: guaranteed by the caller.
     unsafe { read(&*files::mapped_at(from, bytes as u64)?, to, from, bytes) }
@@ -186,7 +189,7 @@ pub(crate) unsafe fn copy(to: u64, from: u64, bytes: usize, is_pageable: [bool; 
     if from_is_pageable && let Some(read) = unsafe { read_file(to, from, bytes) } {
         return read;
     }
-    // The ranges are read for each copy, because a file may have been mapped where private memory was shortly before.
+    // The ranges are read for each copy, because a file may have been mapped at the address of former anonymous memory.
     let has_pageable = to_is_pageable || from_is_pageable;
     let ranges = if !has_pageable || bytes < LOOK_BYTES { AddressRanges::default() } else { AddressRanges::look() };
     let is_there = |address: u64, written: bool| {
@@ -194,7 +197,7 @@ pub(crate) unsafe fn copy(to: u64, from: u64, bytes: usize, is_pageable: [bool; 
         ranges.has(address, bytes as u64, written) && pages()
     };
     if (!to_is_pageable || is_there(to, true)) && (!from_is_pageable || is_there(from, false)) {
-        // SAFETY: guaranteed by the caller. Private memory exists until the execution has completed, as its caller guarantees.
+        // SAFETY: guaranteed by the caller. The caller of the execution keeps anonymous memory mapped until the execution has completed.
         unsafe { copy_in_process(to, from, bytes) };
         return Ok(());
     }

@@ -159,26 +159,27 @@ pub unsafe extern "C" fn mp_memory_unregister(context: mp_context_t, pointer: *m
     })
 }
 
-/// Maps a regular file read-only. Copies whose source is in the mapping read the file itself, by several threads, and
-/// need no page tables. `*data` is the address of the first byte of the file, and `*bytes` its size. Any part of the
-/// mapping can be the source of transfers.
+/// Maps a regular file read-only. Any part of the mapping can be the source of transfers. `*data` is the address of the
+/// first byte of the file, and `*bytes` its size. Copies do not access the mapping: several threads read the file, which
+/// causes no page faults.
 ///
 /// `descriptor` must be open for reading. It is duplicated, so the caller may close it.
 ///
 /// If `bypass_cache` is 1, bytes that the page cache of the system does not contain are read by direct I/O, and the
-/// page cache is left as it is. File systems without direct I/O are read through the page cache, with a warning in the
+/// page cache is left unchanged. File systems without direct I/O are read through the page cache, with a warning in the
 /// log. If `bypass_cache` is 0, bytes are read through the page cache, as by `read`.
 ///
-/// The context owns the mapping until `mp_file_unmap`. Destroying the context also removes it. If the file becomes
-/// shorter or cannot be read, the execution that needs its bytes fails with `MP_ERROR_DRIVER`. If the file is written
-/// during an execution, the destination contains old or new bytes. Reading missing bytes of the mapping from the program
-/// raises `SIGBUS`, as with any mapped file. May be called from any thread, but not from a host function.
+/// The context owns the mapping until `mp_file_unmap`. Destroying the context also removes it. If the file is truncated
+/// or cannot be read, executions that need the missing bytes fail with `MP_ERROR_DRIVER`. If the file is modified during
+/// an execution, the destination may contain a mixture of old and new bytes. If the program itself accesses the mapping
+/// beyond the end of the file, it receives `SIGBUS`. May be called from any thread, but not from a host function.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_ARGUMENT` if `bypass_cache` is neither 0 nor 1, or if `data` or `bytes` is NULL.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `descriptor` is negative, if `bypass_cache` is neither 0 nor 1, or if `data` or
+///   `bytes` is NULL.
 /// - `MP_ERROR_NOT_SUPPORTED` if the file is empty, is not a regular file, is not open for reading, or is on a file
 ///   system that cannot map files.
-/// - `MP_ERROR_DRIVER` if the descriptor is invalid or the system cannot map the file.
+/// - `MP_ERROR_DRIVER` if `descriptor` is not open, or if the system cannot map the file for another reason.
 /// - `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_file_map(
@@ -197,7 +198,7 @@ pub unsafe extern "C" fn mp_file_map(
             other => return Err(Failure::invalid(c"bypass_cache", format!("bypass_cache={other}: must be 0 or 1"))),
         };
         if descriptor < 0 {
-            return Err(Failure::invalid(c"descriptor", format!("descriptor={descriptor}: must be an open file descriptor")));
+            return Err(Failure::invalid(c"descriptor", format!("descriptor={descriptor}: must be a file descriptor that is open for reading")));
         }
         // SAFETY: the descriptor is only duplicated. If it is not open, the system reports an error.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
@@ -208,13 +209,13 @@ pub unsafe extern "C" fn mp_file_map(
     })
 }
 
-/// Removes a mapping of `mp_file_map`. NULL does nothing.
+/// Removes a mapping that `mp_file_map` has made. NULL has no effect.
 ///
 /// Blocks until all work that the context has enqueued so far has finished. Plans whose source is in the mapping fail if
 /// they are executed afterwards. No other thread may enqueue work that uses the mapping during the call. May be called
 /// from any thread, but not from a host function.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if this context has mapped no file at `data`.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `data` is not the address of a mapping of this context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_file_unmap(context: mp_context_t, data: *const c_void) -> mp_status_t {
     guard(|| {

@@ -52,10 +52,10 @@ impl Allgather for AllgatherCallback {
 /// sees only one GPU (`CUDA_VISIBLE_DEVICES`). NULL `options` selects all defaults. The caller owns `*node` and
 /// destroys it with `mp_node_destroy`.
 ///
-/// GPUs that several ranks see are distributed among them, unless `options->devices` names GPUs. While a node of the
-/// context exists, later nodes of the context distribute only the GPUs that the oldest node has assigned to their
-/// ranks. If you use nodes of some of the ranks, for example of parts of a communicator, create the node of all ranks
-/// first and keep it. Two nodes then never use one GPU for different ranks.
+/// GPUs that several ranks see are distributed among these ranks, unless `options->devices` names GPUs. While a node of
+/// the context exists, nodes that are created later in the same context distribute only the GPUs that the oldest node
+/// has assigned to their ranks. If you need nodes of some of the ranks, for example of a sub-communicator, create the
+/// node of all ranks first and keep it. Two nodes then never assign one GPU to different ranks.
 ///
 /// `allgather` gathers data from all ranks on all ranks, like `MPI_Allgather` (see `mp_allgather_t`). The library calls
 /// `allgather` with `user`, on the calling thread, during collective calls of this library. The function must remain

@@ -32,7 +32,7 @@ pub struct NodeGroup {
     /// Machine that contains all GPUs of the node. Its GPUs are numbered as in [`NodeGroup::gpus`].
     pub(super) machine: Arc<Machine>,
     pub(super) gpus: Vec<NodeGpu>,
-    /// This rank's GPUs, which later groups of the context also use for this process.
+    /// Record of this rank's GPUs. Node groups that are created later in the context use only these GPUs for this process.
     _claim: Arc<GpuClaim>,
     /// Number of plans that were created on this group so far. Plans are numbered from 1.
     pub(super) plans: AtomicU64,
@@ -68,8 +68,8 @@ pub fn meet_at(path: &Path, rank: u32, ranks: u32) -> Result<Box<dyn Allgather>,
 
 impl NodeGroup {
     /// Creates the group of the `ranks` ranks of a node. The calling process is rank `rank` and uses the GPUs in `gpus`. If `gpus` is
-    /// empty, all GPUs visible to this rank are distributed among the ranks. If another group of the context exists, only the GPUs that the
-    /// oldest one has assigned to this process are distributed. All ranks call this function together.
+    /// empty, all GPUs visible to this rank are distributed among the ranks. If another node group of the context exists, only the GPUs
+    /// that the oldest one has assigned to the ranks are distributed. All ranks call this function together.
     pub fn new(context: &Arc<Context>, rank: u32, ranks: u32, gather: Box<dyn Allgather>, gpus: &[DeviceId]) -> Result<NodeGroup, Error> {
         let mut exchange = Exchange::new(rank, ranks, gather)?;
         let mut call = exchange.call(Collective::CREATE)?;

@@ -225,7 +225,7 @@ def written_files_are_refused(case: Case) -> None:
         mpgpu.torch.load(path, case.device)
         raise AssertionError("a file that was shortened is loaded")
     except mpgpu.ArgumentError as error:
-        assert "has become shorter" in str(error), error
+        assert "was truncated" in str(error), error
     finally:
         mpgpu._load.Filler.fill = usual  # type: ignore[method-assign]
 

@@ -100,7 +100,7 @@ def test_a_name_in_two_files_is_refused_with_both(tmp_path, no_copies):
     mpgpu.torch.save({"x": torch.zeros(1), "y": torch.zeros(1)}, one)
     mpgpu.torch.save({"y": torch.zeros(1), "z": torch.zeros(1)}, two)
     for path in ([one, two], tmp_path):
-        with pytest.raises(mpgpu.ArgumentError, match=rf"{two}: tensor 'y' is also in {one}: load the files by separate calls"):
+        with pytest.raises(mpgpu.ArgumentError, match=rf"{two}: tensor 'y' is also in {one}: load the files in separate calls"):
             mpgpu.torch.load(path, "cpu")
     with pytest.raises(mpgpu.ArgumentError, match=rf"{one}: tensor 'x' is also in {one}"):
         mpgpu.torch.load([one, one], "cpu")
@@ -138,7 +138,7 @@ def test_an_index_cannot_name_files_outside_its_folder(tmp_path, file):
     mpgpu.torch.save({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
     path = write_index(tmp_path / "model", {"a": file})
     with pytest.raises(
-        mpgpu.ArgumentError, match=rf"{path}: not an index .*: the file of tensor 'a' is '{file}', which is outside the folder"
+        mpgpu.ArgumentError, match=rf"{path}: not an index .*: its weight_map assigns tensor 'a' to '{file}', which is outside the folder"
     ):
         mpgpu.torch.load(path, "cpu")
 
@@ -153,11 +153,11 @@ def test_an_index_cannot_name_files_outside_its_folder(tmp_path, file):
         (b"[1]", r"it has no weight_map"),
         (b"7", r"it has no weight_map"),
         (b"{}", r"it has no weight_map"),
-        (b'{"weight_map": {}}', r"its weight_map is no object with tensors"),
-        (b'{"weight_map": ["a"]}', r"its weight_map is no object with tensors"),
-        (b'{"weight_map": {"a": 5}}', r"the file of tensor 'a' is 5"),
-        (b'{"weight_map": {"a": ""}}', r"the file of tensor 'a' is ''"),
-        (b'{"weight_map": {"a": "b\\u0000c"}}', r"the file of tensor 'a' is 'b\\x00c'"),
+        (b'{"weight_map": {}}', r"its weight_map is not a JSON object with names of tensors"),
+        (b'{"weight_map": ["a"]}', r"its weight_map is not a JSON object with names of tensors"),
+        (b'{"weight_map": {"a": 5}}', r"its weight_map assigns tensor 'a' to 5, which is not a file name"),
+        (b'{"weight_map": {"a": ""}}', r"its weight_map assigns tensor 'a' to ''"),
+        (b'{"weight_map": {"a": "b\\u0000c"}}', r"its weight_map assigns tensor 'a' to 'b\\x00c'"),
     ],
 )
 def test_indices_that_are_damaged_are_refused(tmp_path, content, text):

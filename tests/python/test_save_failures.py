@@ -44,14 +44,14 @@ def assert_intact(path):
         ([torch.ones(1)], {}, r"tensors is a list: pass a dict of tensors, for example x\.state_dict\(\)"),
         (torch.nn.Linear(2, 2), {}, r"tensors is a Linear: pass a dict of tensors"),
         ({"a": 3}, {}, r"tensors\['a'\] is a int: it must be a tensor"),
-        ({"a": {"b": torch.ones(1)}}, {}, r"tensors\['a'\] is a dict: it must be a tensor; pass one dict without dicts in it"),
+        ({"a": {"b": torch.ones(1)}}, {}, r"tensors\['a'\] is a dict: it must be a tensor; pass a dict that contains only tensors"),
         ({3: torch.ones(1)}, {}, r"tensors has the key 3: names of tensors must be strings"),
-        ({"__metadata__": torch.ones(1)}, {}, r"tensor '__metadata__': the format uses this name for metadata: rename the tensor"),
-        ({"\ud800": torch.ones(1)}, {}, r"the name or metadata .*\\ud800.* has a surrogate, which UTF-8 lacks: rename it"),
+        ({"__metadata__": torch.ones(1)}, {}, r"tensor '__metadata__': the format reserves this name for metadata: rename the tensor"),
+        ({"\ud800": torch.ones(1)}, {}, r"the name or metadata .*\\ud800.* contains a surrogate, which UTF-8 cannot encode: change it"),
         (
             {"a": torch.ones(1, dtype=torch.complex128)},
             {},
-            r"tensors\['a'\]: the format has no type torch\.complex128: convert the tensor first",
+            r"tensors\['a'\]: the format cannot store torch\.complex128: convert the tensor first",
         ),
         ({"a": torch.ones(3).to_sparse()}, {}, r"tensors\['a'\]: a tensor of layout torch\.sparse_coo has no single range of memory: pass"),
         ({"a": torch.ones(3, device="meta")}, {}, r"tensors\['a'\]: a tensor on meta has a shape and no memory"),
@@ -69,7 +69,7 @@ def test_arguments_that_cannot_be_saved_are_refused(older, tensors, options, tex
 def test_a_header_that_is_too_long_is_refused(older, monkeypatch):
     monkeypatch.setattr(mpgpu._safetensors, "_LONGEST_HEADER", 100)
     with pytest.raises(
-        mpgpu.ArgumentError, match=r"the header has 112 bytes, and the format allows 100: save the tensors in several files"
+        mpgpu.ArgumentError, match=r"the header has 112 bytes, but the format allows 100: save the tensors in several files"
     ):
         mpgpu.torch.save({"a": torch.ones(1), "b": torch.ones(1)}, older)
     monkeypatch.undo()
@@ -82,7 +82,7 @@ def test_paths_that_are_no_files_are_refused(tmp_path):
     before = sorted(os.listdir(tmp_path))
     tensors = {"a": torch.ones(1)}
     for path in ("/dev/null", tmp_path / "fifo"):
-        with pytest.raises(mpgpu.ArgumentError, match=rf"{path}: neither a regular file nor a new one: pass another path"):
+        with pytest.raises(mpgpu.ArgumentError, match=rf"{path}: the path exists and is not a regular file: pass another path"):
             mpgpu.torch.save(tensors, path)
     for path, kind in [(tmp_path, IsADirectoryError), (tmp_path / "nowhere" / "x", FileNotFoundError), (tmp_path / "loop", OSError)]:
         with pytest.raises(kind, match=str(path)):
@@ -136,7 +136,7 @@ def test_errors_of_the_system_leave_the_older_file_intact(older, tmp_path, monke
     gpus = VirtualGpus(monkeypatch)
     tensors = {f"{at}": gpus.moved(torch.full((500,), at), device) for at in range(20)}
     monkeypatch.setattr(mpgpu._save, "_WINDOW", 1 << 13)
-    monkeypatch.setattr(mpgpu._new_file, "_STEP", 1 << 12)
+    monkeypatch.setattr(mpgpu._new_file, "_TASK_BYTES", 1 << 12)
     monkeypatch.setattr(os, name, failing(getattr(os, name), number, error))
     with pytest.raises(OSError, match=error.strerror) as caught:
         pending = mpgpu.torch.save(tensors, older, wait=wait)
@@ -207,7 +207,10 @@ def test_the_error_of_a_dropped_save_is_a_warning(older, monkeypatch, when):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwritev", full)
-    with pytest.warns(RuntimeWarning, match=rf"{older}: the tensors are not saved: .*No space left on device.*; the older file is intact"):
+    with pytest.warns(
+        RuntimeWarning,
+        match=rf"{older}: the tensors were not saved \(.*No space left on device.*\); an older file with this path is unchanged",
+    ):
         pending = mpgpu.torch.save({"a": torch.ones(5)}, older, wait=False)
         thread = next(each for each in threading.enumerate() if each.name == "mpgpu-save")
         if when == "before":
@@ -229,7 +232,7 @@ KILLED = """
 import os, signal, sys, torch
 import mpgpu.torch, mpgpu._new_file, mpgpu._save
 moment, path, wait = sys.argv[1], sys.argv[2], sys.argv[3] == "True"
-mpgpu._new_file._STEP = 1 << 16
+mpgpu._new_file._TASK_BYTES = 1 << 16
 
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)

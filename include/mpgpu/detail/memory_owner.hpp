@@ -15,7 +15,7 @@ namespace mpgpu::detail {
 /// memory of one device. `Owner` releases the memory. Move-only; a moved-from object is empty.
 template <class T, class Owner> class memory_owner {
     static_assert(std::is_trivially_copyable_v<T> && !std::is_const_v<T>,
-                  "mpgpu: elements are moved as bytes and never constructed");
+                  "mpgpu: elements must be trivially copyable, because they are copied as bytes");
 
   public:
     /// Element type `T`.

@@ -184,14 +184,14 @@ impl Core {
     }
 }
 
-/// Copies from a mapped file: reads a part of the file into memory of this call, and enqueues a copy of that part. The driver reads
-/// pageable memory before the call returns. It would access the mapping itself by loads, which kill the process if the file has become
-/// shorter.
+/// Copies from a mapped file. Reads parts of the file one by one into a local buffer, and enqueues a copy of each part. The driver reads
+/// pageable memory before its call returns, so the buffer can then be reused. If the driver accessed the mapping itself, a truncated file
+/// would raise `SIGBUS`.
 #[cold]
 fn enqueue_from_file(driver: &Driver, copy: &Copy, Segment { dst, src, bytes }: Segment, stream: usize) -> Result<(), BackendError> {
     const PART: u64 = 2 << 20;
     if driver.is_capturing(handle(stream))? {
-        let why = "a graph cannot read a mapped file; copy the file to memory first, or execute the plan outside the capture";
+        let why = "a graph cannot read a mapped file; read the file into memory first, or execute the plan outside the capture";
         return Err(BackendError::NotSupported(why.into()));
     }
     let transfer = if let Place::Source { transfer, .. } = copy.from { transfer } else { 0 };
@@ -199,7 +199,7 @@ fn enqueue_from_file(driver: &Driver, copy: &Copy, Segment { dst, src, bytes }: 
     let own = part.as_mut_ptr().expose_provenance() as u64;
     for at in (0..bytes).step_by(PART as usize) {
         let count = PART.min(bytes - at) as usize;
-        // SAFETY: the part is large enough and belongs to this call.
+        // SAFETY: the buffer is large enough, and only this call uses it.
         unsafe { guarded::copy(own, src + at, count, [false, true]) }.map_err(|fault| fault.error(transfer))?;
         // SAFETY: The destination is valid for the reasons given in `Core::enqueue_copy`.
         unsafe { call!(driver, cuMemcpyAsync(dst + at, own, count, handle(stream))) }?;

@@ -167,13 +167,14 @@ pub(super) struct Job {
     has_failed: AtomicBool,
     /// True if submitting the execution failed halfway. Its streams may then never set a word for which a thread waits.
     is_cancelled: AtomicBool,
-    /// Address ranges of the process that threads copy without `process_vm_readv` and `process_vm_writev`. The first thread that needs the
-    /// ranges reads them, which takes a millisecond or more. Meanwhile, other threads copy by these system calls. If the job copies few
-    /// bytes, the ranges are not read.
+    /// Table of the address ranges of the process that threads copy without `process_vm_readv` and `process_vm_writev`. The first thread that
+    /// needs the table reads it from the operating system, which takes a millisecond or more. Meanwhile, other threads copy by these system
+    /// calls. If the job copies few bytes, the table is not read.
     ranges: OnceLock<AddressRanges>,
     is_looked_for: AtomicBool,
-    /// Time at which the first copy began, and the sum of the durations of all copies in nanoseconds. They are logged when the job ends.
+    /// Time at which the first copy began.
     begin: OnceLock<Instant>,
+    /// Sum of the durations of the copies of all threads, in nanoseconds. It is logged when the job ends.
     copying: AtomicU64,
     pub verdict: Arc<Verdict>,
 }
@@ -262,7 +263,7 @@ impl Job {
             let ordinary = if reads { from } else { to };
             if ranges.has(ordinary, copy.bytes, !reads) {
                 // SAFETY: The order of the program gives the slot to this copy alone, and the slot is memory of the library. The caller
-                // keeps private memory allocated until the execution has completed.
+                // keeps anonymous memory allocated until the execution has completed.
                 unsafe { copy_in_process(to, from, bytes) };
                 continue;
             }
@@ -277,8 +278,8 @@ impl Job {
         Ok(())
     }
 
-    /// Logs the share of time in which the threads of the job have copied. In the remaining time the threads have waited: for free slots of the staging rings if
-    /// the links are the limit, or for other work of the stream.
+    /// Logs the fraction of the time in which the threads of the job have copied. In the remaining time, the threads have waited for other
+    /// work of the stream, or for free staging slots. They wait for staging slots if the links limit the rate.
     fn log_times(&self) {
         if self.divided.bytes < LITTLE_BYTES || !log::log_enabled!(log::Level::Debug) {
             return;
@@ -286,7 +287,7 @@ impl Job {
         let taken = self.begin.get().map_or(0.0, |begin| begin.elapsed().as_secs_f64());
         let copying = self.copying.load(Ordering::Relaxed) as f64 * 1e-9 / self.divided.lanes.len() as f64;
         log::debug!(
-            "copy threads: {:.0} MB in {:.2} ms, {:.1} GB/s; {} lists of copies, each copied for {:.0} % of this time and waited otherwise",
+            "copy threads: {:.0} MB in {:.2} ms, {:.1} GB/s; {} sequences of copies in parallel, each in progress for {:.0} % of this time",
             self.divided.bytes as f64 * 1e-6,
             taken * 1e3,
             self.divided.bytes as f64 * 1e-9 / taken,
