@@ -14,7 +14,8 @@
 #include <vector>
 
 /// Exchange of ghost entries by MPI with device pointers, as in an MPI program without mpgpu. One kernel per neighbour
-/// packs the entries. The ghost entries of a neighbour are contiguous, so MPI receives them in place, without unpacking.
+/// packs the entries. The ghost entries of a neighbour are contiguous, so MPI receives them in place, without
+/// unpacking.
 class by_mpi {
   public:
     by_mpi(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const part &own, const device_code &code)

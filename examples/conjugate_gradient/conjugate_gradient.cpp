@@ -89,8 +89,8 @@ template <class Exchange> outcome run_form(const char *name, const problem &p) {
     return result;
 }
 
-/// Returns true if all residuals of both forms are bitwise equal. The result is the same on all ranks, because they have
-/// the same residuals. If `print` is true, prints the first difference.
+/// Returns true if all residuals of both forms are bitwise equal. The result is the same on all ranks, because they
+/// have the same residuals. If `print` is true, prints the first difference.
 bool same_residuals(const outcome &a, const outcome &b, bool print) {
     const std::vector<double> &x = a.found.residuals;
     const std::vector<double> &y = b.found.residuals;

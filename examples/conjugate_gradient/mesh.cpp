@@ -39,8 +39,8 @@ bool is_in_hole(const place &cell, double width) {
     return square < hole_radius * hole_radius;
 }
 
-/// Calls `add` with the corners of each of the six tetrahedra of a cell. The corners of a tetrahedron are those on a path
-/// of three edges from corner (0, 0, 0) to corner (1, 1, 1) of the cell.
+/// Calls `add` with the corners of each of the six tetrahedra of a cell. The corners of a tetrahedron are those on a
+/// path of three edges from corner (0, 0, 0) to corner (1, 1, 1) of the cell.
 template <class Add> void divide_cell(const place &cell, const Add &add) {
     std::array<std::size_t, 3> order = {0, 1, 2};
     do {
@@ -94,8 +94,8 @@ mesh make_mesh(std::int32_t cells) {
             });
         }
     });
-    // At this point, the elements contain indices of grid points. Grid points that are in no element are inside the hole and
-    // become no vertices.
+    // At this point, the elements contain indices of grid points. Grid points that are in no element are inside the
+    // hole and become no vertices.
     std::vector<std::int32_t> number(static_cast<std::size_t>(points) * points * points, unused);
     for (const auto &element : m.elements) {
         std::for_each(element.begin(), element.end(), [&](std::int32_t v) { number[static_cast<std::size_t>(v)] = 0; });

@@ -87,8 +87,8 @@ std::map<int, shared_vertices> find_shared(const mesh &m, const std::vector<int>
     return shared;
 }
 
-/// Numbers the vertices of the rank and sets its neighbours. Returns the local number of each unknown of the mesh, or -1
-/// if the rank needs no value of it.
+/// Numbers the vertices of the rank and sets its neighbours. Returns the local number of each unknown of the mesh, or
+/// -1 if the rank needs no value of it.
 std::vector<std::int32_t> set_numbers(part &made, const mesh &m, const std::vector<int> &owner, int rank) {
     const std::map<int, shared_vertices> shared = find_shared(m, owner, rank);
     std::vector<bool> is_sent(index(m.unknowns));

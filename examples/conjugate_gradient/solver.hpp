@@ -69,7 +69,8 @@ inline double dot(const device_code &code, equations &own, const mpgpu::buffer<d
 }
 
 /// Solves the equations of all ranks by the method of conjugate gradients. Stops after `most` iterations, or when
-/// the norm of the residual is at most `tolerance` times the norm of the right-hand side. `Exchange` is `by_lists` or `by_mpi`.
+/// the norm of the residual is at most `tolerance` times the norm of the right-hand side. `Exchange` is `by_lists` or
+/// `by_mpi`.
 template <class Exchange>
 solution solve(const device_code &code, equations &own, const part &from, Exchange &exchange, MPI_Comm all, int most,
                double tolerance) {

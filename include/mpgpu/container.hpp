@@ -92,10 +92,11 @@ inline constexpr bool is_view = std::is_same_v<element_in_t<std::remove_const_t<
 template <class C> [[nodiscard]] auto span_of(C &&container, device location, on_error failed = {}) {
     using type = std::remove_reference_t<C>;
     using element = detail::element_in_t<type>;
-    static_assert(!std::is_void_v<element>,
-                  "mpgpu: span_of needs a contiguous container with size(), and with a data() that returns a pointer to "
-                  "elements of a type other than void; copy the elements to such a container, for example a "
-                  "std::vector (not std::vector<bool>)");
+    static_assert(
+        !std::is_void_v<element>,
+        "mpgpu: span_of needs a contiguous container with size(), and with a data() that returns a pointer to "
+        "elements of a type other than void; copy the elements to such a container, for example a "
+        "std::vector (not std::vector<bool>)");
     if constexpr (!std::is_void_v<element>) {
         static_assert(std::is_lvalue_reference_v<C> || detail::is_view<type>,
                       "mpgpu: a temporary container is destroyed before a transfer runs; store it in a variable");

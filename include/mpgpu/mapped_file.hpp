@@ -34,12 +34,12 @@ class mapped_file {
     /// Constructs an object that maps no file.
     mapped_file() noexcept = default;
     /// Maps a regular file that is open for reading. If `bypass_cache` is true, bytes that the page cache of the system
-    /// does not contain are read by direct I/O, and the page cache stays unchanged; see `mp_file_map`. The descriptor is
-    /// duplicated, so the caller may close it.
+    /// does not contain are read by direct I/O, and the page cache stays unchanged; see `mp_file_map`. The descriptor
+    /// is duplicated, so the caller may close it.
     ///
     /// Throws `not_supported` if the file is empty, is not a regular file, is not open for reading, or is on a file
-    /// system that cannot map files. Throws `argument_error` if the descriptor is negative. Throws `driver_error` if the
-    /// descriptor is not open, or if the system cannot map the file for another reason.
+    /// system that cannot map files. Throws `argument_error` if the descriptor is negative. Throws `driver_error` if
+    /// the descriptor is not open, or if the system cannot map the file for another reason.
     mapped_file(const context &ctx, int descriptor, bool bypass_cache = false, on_error failed = {}) {
         const void *data = nullptr;
         std::uint64_t bytes = 0;
@@ -50,8 +50,8 @@ class mapped_file {
         failed.report(outcome);
     }
 
-    /// Returns the address of the first byte of the file. If the program itself reads bytes beyond the end of a file that
-    /// was truncated, it receives `SIGBUS`.
+    /// Returns the address of the first byte of the file. If the program itself reads bytes beyond the end of a file
+    /// that was truncated, it receives `SIGBUS`.
     [[nodiscard]] const std::byte *data() const noexcept { return static_cast<const std::byte *>(handle_.get()); }
     /// Returns the size of the mapping in bytes. It is 0 if the object is empty.
     [[nodiscard]] std::size_t size() const noexcept { return handle_.owner().size; }
@@ -62,7 +62,8 @@ class mapped_file {
     /// byte `offset` of the file, which must be a multiple of the alignment of `T`. All elements must be inside the
     /// file.
     template <class T> [[nodiscard]] device_span<const T> elements(std::size_t offset, std::size_t count) const {
-        static_assert(std::is_trivially_copyable_v<T>, "mpgpu: elements must be trivially copyable, because they are copied as bytes");
+        static_assert(std::is_trivially_copyable_v<T>,
+                      "mpgpu: elements must be trivially copyable, because they are copied as bytes");
         assert(offset % alignof(T) == 0 && offset <= size() && count <= (size() - offset) / sizeof(T));
         const void *first = data() + offset;
         return {array_view<const T>(static_cast<const T *>(first), count), device::from_id(MP_DEVICE_HOST)};

@@ -113,7 +113,10 @@ fn reopen_direct(file: &File) -> Option<File> {
         Ok(direct) => Some(direct),
         Err(error) => {
             let name = std::fs::read_link(&path).unwrap_or_default();
-            log::warn!("{}: the file system does not support direct I/O ({error}): the file is read through the page cache", name.display());
+            log::warn!(
+                "{}: the file system does not support direct I/O ({error}): the file is read through the page cache",
+                name.display()
+            );
             None
         }
     }

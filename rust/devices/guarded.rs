@@ -4,11 +4,14 @@
 //! Pageable memory may be missing when it is copied: the program may have unmapped it, or a mapped file may have been truncated. There are
 //! three ways of copying, from the fastest to the slowest:
 //!
-//! | memory | way of copying | missing memory |
-//! | --- | --- | --- |
-//! | large ranges of anonymous memory (memory without a file behind it) | memory accesses | cannot occur: the ranges are read from the operating system, and the program must not unmap them before the execution has completed |
-//! | sources in files that the library has mapped for the program, and in large mappings of files that the program has made | `pread` ([`files`]) | reported by the system call |
-//! | other memory | `process_vm_readv` or `process_vm_writev` | reported by the system call |
+//! | memory | way of copying |
+//! | --- | --- |
+//! | large ranges of anonymous memory (memory without a file behind it) | memory accesses |
+//! | sources in files that the library has mapped for the program, and in large mappings of files that the program has made | `pread` ([`files`]) |
+//! | other memory | `process_vm_readv` or `process_vm_writev` |
+//!
+//! The system calls return an error for missing memory. Memory accesses need no check: anonymous memory exists until the program unmaps it,
+//! which the program must not do before the execution has completed.
 
 use crate::backend::BackendError;
 use crate::backend::files::{self, MappedFile, ReadFault};
@@ -38,7 +41,9 @@ impl Fault {
                              has completed"
                     .into()
             }
-            code => format!("the system could not read the file that is mapped at this address: {}", std::io::Error::from_raw_os_error(code)),
+            code => {
+                format!("the system could not read the file that is mapped at this address: {}", std::io::Error::from_raw_os_error(code))
+            }
         };
         BackendError::Driver {
             what: format!("transfer {transfer}: {} host memory at {:#x}", if self.is_source { "reading" } else { "writing" }, self.address),
@@ -157,8 +162,8 @@ impl AddressRanges {
 }
 
 /// Copies from a file that the library has mapped for the program, by reading the file. Returns `None` if the source is in no such file, if
-/// the file ends before the last requested byte, or if the destination is not accessible. In the last two cases, the caller copies in another
-/// way, which reports the error.
+/// the file ends before the last requested byte, or if the destination is not accessible. In the last two cases, the caller copies in
+/// another way, which reports the error.
 ///
 /// # Safety
 ///

@@ -198,7 +198,10 @@ pub unsafe extern "C" fn mp_file_map(
             other => return Err(Failure::invalid(c"bypass_cache", format!("bypass_cache={other}: must be 0 or 1"))),
         };
         if descriptor < 0 {
-            return Err(Failure::invalid(c"descriptor", format!("descriptor={descriptor}: must be a file descriptor that is open for reading")));
+            return Err(Failure::invalid(
+                c"descriptor",
+                format!("descriptor={descriptor}: must be a file descriptor that is open for reading"),
+            ));
         }
         // SAFETY: the descriptor is only duplicated. If it is not open, the system reports an error.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };

@@ -220,7 +220,7 @@ def test_what_safetensors_takes_and_refuses_is_taken_and_refused(tmp_path):
             with safetensors.safe_open(file, "pt") as opened:
                 expected = {name: opened.get_tensor(name) for name in opened.keys()}
         except safetensors.SafetensorError:
-            with pytest.raises(mpgpu.ArgumentError, match=r"not a complete safetensors file|has no type"):
+            with pytest.raises(mpgpu.ArgumentError, match=r"not a complete safetensors file|is not known to"):
                 mpgpu.torch.load(file, "cpu")
         else:
             accepted += 1

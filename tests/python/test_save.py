@@ -83,7 +83,7 @@ def test_random_tensors_are_saved_as_by_safetensors_and_loaded_again(tmp_path, s
     expected = (tmp_path / "theirs").read_bytes()
     for window, step in [(256 << 20, 16 << 20), (1 << 10, 1 << 8), (1000, 7)]:
         monkeypatch.setattr(mpgpu._save, "_WINDOW", window)
-        monkeypatch.setattr(mpgpu._new_file, "_STEP", step)
+        monkeypatch.setattr(mpgpu._new_file, "_TASK_BYTES", step)
         mpgpu.torch.save(tensors, path)
         assert path.read_bytes() == expected
         mpgpu.torch.save(tensors, path, wait=False).wait()

@@ -76,8 +76,8 @@ struct freed_in {
     }
 };
 
-/// Deleter that closes a mapping of another process's memory or of a file, or removes a registration. It stores the
-/// properties of that memory.
+/// Function object that closes a mapping of another process's memory or of a file, or removes a registration. It stores
+/// the properties of that memory.
 template <auto Release> struct released_in {
     mp_context_t context = nullptr;
     std::size_t size = 0;

@@ -167,8 +167,8 @@ pub(super) struct Job {
     has_failed: AtomicBool,
     /// True if submitting the execution failed halfway. Its streams may then never set a word for which a thread waits.
     is_cancelled: AtomicBool,
-    /// Table of the address ranges of the process that threads copy without `process_vm_readv` and `process_vm_writev`. The first thread that
-    /// needs the table reads it from the operating system, which takes a millisecond or more. Meanwhile, other threads copy by these system
+    /// Table of the address ranges of the process that threads copy without `process_vm_readv` and `process_vm_writev`. The first thread
+    /// that needs the table reads it from the operating system, which takes a millisecond or more. Meanwhile, other threads copy by these system
     /// calls. If the job copies few bytes, the table is not read.
     ranges: OnceLock<AddressRanges>,
     is_looked_for: AtomicBool,
