@@ -990,26 +990,27 @@ mp_status_t mp_memory_register(mp_context_t context, void *pointer, uint64_t byt
 /// - `MP_ERROR_DRIVER`, after which the memory counts as unregistered.
 mp_status_t mp_memory_unregister(mp_context_t context, void *pointer);
 
-/// Maps a regular file read-only. Copies whose source is in the mapping read the file itself, by several threads, and
-/// need no page tables. `*data` is the address of the first byte of the file, and `*bytes` its size. Any part of the
-/// mapping can be the source of transfers.
+/// Maps a regular file read-only. Any part of the mapping can be the source of transfers. `*data` is the address of the
+/// first byte of the file, and `*bytes` its size. Copies do not access the mapping: several threads read the file, which
+/// causes no page faults.
 ///
 /// `descriptor` must be open for reading. It is duplicated, so the caller may close it.
 ///
 /// If `bypass_cache` is 1, bytes that the page cache of the system does not contain are read by direct I/O, and the
-/// page cache is left as it is. File systems without direct I/O are read through the page cache, with a warning in the
+/// page cache is left unchanged. File systems without direct I/O are read through the page cache, with a warning in the
 /// log. If `bypass_cache` is 0, bytes are read through the page cache, as by `read`.
 ///
-/// The context owns the mapping until `mp_file_unmap`. Destroying the context also removes it. If the file becomes
-/// shorter or cannot be read, the execution that needs its bytes fails with `MP_ERROR_DRIVER`. If the file is written
-/// during an execution, the destination contains old or new bytes. Reading missing bytes of the mapping from the program
-/// raises `SIGBUS`, as with any mapped file. May be called from any thread, but not from a host function.
+/// The context owns the mapping until `mp_file_unmap`. Destroying the context also removes it. If the file is truncated
+/// or cannot be read, executions that need the missing bytes fail with `MP_ERROR_DRIVER`. If the file is modified during
+/// an execution, the destination may contain a mixture of old and new bytes. If the program itself accesses the mapping
+/// beyond the end of the file, it receives `SIGBUS`. May be called from any thread, but not from a host function.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_ARGUMENT` if `bypass_cache` is neither 0 nor 1, or if `data` or `bytes` is NULL.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `descriptor` is negative, if `bypass_cache` is neither 0 nor 1, or if `data` or
+///   `bytes` is NULL.
 /// - `MP_ERROR_NOT_SUPPORTED` if the file is empty, is not a regular file, is not open for reading, or is on a file
 ///   system that cannot map files.
-/// - `MP_ERROR_DRIVER` if the descriptor is invalid or the system cannot map the file.
+/// - `MP_ERROR_DRIVER` if `descriptor` is not open, or if the system cannot map the file for another reason.
 /// - `MP_ERROR_INVALID_HANDLE`.
 mp_status_t mp_file_map(mp_context_t context,
                         int32_t descriptor,
@@ -1017,13 +1018,13 @@ mp_status_t mp_file_map(mp_context_t context,
                         const void **data,
                         uint64_t *bytes);
 
-/// Removes a mapping of `mp_file_map`. NULL does nothing.
+/// Removes a mapping that `mp_file_map` has made. NULL has no effect.
 ///
 /// Blocks until all work that the context has enqueued so far has finished. Plans whose source is in the mapping fail if
 /// they are executed afterwards. No other thread may enqueue work that uses the mapping during the call. May be called
 /// from any thread, but not from a host function.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if this context has mapped no file at `data`.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `data` is not the address of a mapping of this context.
 mp_status_t mp_file_unmap(mp_context_t context,
                           const void *data);
 
@@ -1600,10 +1601,10 @@ mp_status_t mp_signal_synchronize(mp_context_t context, const uint64_t *counter,
 /// sees only one GPU (`CUDA_VISIBLE_DEVICES`). NULL `options` selects all defaults. The caller owns `*node` and
 /// destroys it with `mp_node_destroy`.
 ///
-/// GPUs that several ranks see are distributed among them, unless `options->devices` names GPUs. While a node of the
-/// context exists, later nodes of the context distribute only the GPUs that the oldest node has assigned to their
-/// ranks. If you use nodes of some of the ranks, for example of parts of a communicator, create the node of all ranks
-/// first and keep it. Two nodes then never use one GPU for different ranks.
+/// GPUs that several ranks see are distributed among these ranks, unless `options->devices` names GPUs. While a node of
+/// the context exists, nodes that are created later in the same context distribute only the GPUs that the oldest node
+/// has assigned to their ranks. If you need nodes of some of the ranks, for example of a sub-communicator, create the
+/// node of all ranks first and keep it. Two nodes then never assign one GPU to different ranks.
 ///
 /// `allgather` gathers data from all ranks on all ranks, like `MPI_Allgather` (see `mp_allgather_t`). The library calls
 /// `allgather` with `user`, on the calling thread, during collective calls of this library. The function must remain

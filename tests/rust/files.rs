@@ -70,7 +70,7 @@ fn random_ranges_of_a_file_arrive_on_gpus_and_in_host_memory() {
         ok(unsafe { mp_file_unmap(node.context, file.cast()) });
         // SAFETY: as above; the address is only looked up.
         let why = refused(unsafe { mp_file_unmap(node.context, file.cast()) }, mp_status_t::MP_ERROR_INVALID_POINTER);
-        assert!(why.contains("is not the start of a file"), "{why}");
+        assert!(why.contains("is not the start address of a file mapping"), "{why}");
     }
 }
 
