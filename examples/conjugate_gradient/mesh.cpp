@@ -94,8 +94,8 @@ mesh make_mesh(std::int32_t cells) {
             });
         }
     });
-    // At this point, the elements contain indices of grid points. Grid points that are in no element are inside the
-    // hole and become no vertices.
+    // The elements still contain indices of grid points. Grid points that are in no element are inside the hole
+    // and become no vertices.
     std::vector<std::int32_t> number(static_cast<std::size_t>(points) * points * points, unused);
     for (const auto &element : m.elements) {
         std::for_each(element.begin(), element.end(), [&](std::int32_t v) { number[static_cast<std::size_t>(v)] = 0; });

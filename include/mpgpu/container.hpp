@@ -82,8 +82,8 @@ inline constexpr bool is_view = std::is_same_v<element_in_t<std::remove_const_t<
 /// Returns the elements of a contiguous container in memory of the device `location`. The result can be the source or
 /// destination of a transfer, or a field of a halo exchange. If the elements are const, it can only be a source.
 ///
-/// The container must have `size()`, and `data()` or `data_handle()`. The latter returns a pointer, or an object whose
-/// `get()` returns a pointer. The `size()` elements begin at this address. Examples are arrays, `std::vector`,
+/// The container must have `size()`, and `data()` or `data_handle()`. This function returns a pointer, or an object
+/// whose `get()` returns a pointer. The `size()` elements begin at this address. Examples are arrays, `std::vector`,
 /// `std::span`, `std::mdspan`, `Kokkos::View` and `thrust::device_vector`. The container must outlive the transfers.
 ///
 /// Throws `argument_error` if `span_is_contiguous()` (Kokkos) or `is_exhaustive()` (`std::mdspan`) of the container

@@ -218,7 +218,8 @@ pub unsafe extern "C" fn mp_file_map(
 /// they are executed afterwards. No other thread may enqueue work that uses the mapping during the call. May be called
 /// from any thread, but not from a host function.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `data` is not the address of a mapping of this context.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `data` is not the address of a mapping of this
+/// context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_file_unmap(context: mp_context_t, data: *const c_void) -> mp_status_t {
     guard(|| {

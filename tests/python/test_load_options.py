@@ -250,7 +250,9 @@ def test_each_device_of_a_list_gets_all_tensors(saved, gpus, plans):
 
 
 def test_an_iterator_refuses_a_list_of_devices(saved):
-    with pytest.raises(mpgpu.ArgumentError, match=r"device=\['cpu'\]: pass one device, or a dict from names to devices; only mpgpu\.torch\.load"):
+    with pytest.raises(
+        mpgpu.ArgumentError, match=r"device=\['cpu'\]: pass one device, or a dict from names to devices; only mpgpu\.torch\.load"
+    ):
         mpgpu.torch.iter_load(saved[0], ["cpu"])
 
 
