@@ -1024,7 +1024,8 @@ mp_status_t mp_file_map(mp_context_t context,
 /// they are executed afterwards. No other thread may enqueue work that uses the mapping during the call. May be called
 /// from any thread, but not from a host function.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `data` is not the address of a mapping of this context.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `data` is not the address of a mapping of this
+/// context.
 mp_status_t mp_file_unmap(mp_context_t context,
                           const void *data);
 
