@@ -191,7 +191,7 @@ TEST_CASE_FIXTURE(two_boxes, "boxes that do not go together are refused with the
     refused(whole, {}, {}, "arrays of 0 ranks and boxes of 0");
     halo::domain other = whole;
     other.cells.cells[2] = 0;
-    refused(other, good, arrays, "cells in z: 0 from 0: must be 1 to 2^40");
+    refused(other, good, arrays, "cells in z: 0, the first at 0: must be 1 to 2^40");
     other = whole;
     other.reach = static_cast<halo::neighbours>(0);
     refused(other, good, arrays, "reach: 0");
@@ -206,16 +206,17 @@ TEST_CASE_FIXTURE(two_boxes, "depths and layouts that do not go together are ref
     refused(whole, good, arrays, "layers to exchange in y: -1: must be 0 to", how);
     other.periodic[0] = true;
     how.depth = halo::layers{{0, 0, 0}, {9, 0, 0}};
-    refused(other, good, arrays, "layers to exchange in x: 9: must be 0 to 8;", how);
+    refused(other, good, arrays, "layers to exchange in x: 9: must be 0 to 8, the cells of the periodic mesh;", how);
     halo::array_layout layout;
     layout.ghost = halo::both_sides({1, 1, 0});
     layout.row = 9;
     refused(whole, good, {array(60, layout), array(60)},
-            "rows at a distance of 9 and planes at a distance of 0 elements");
+            "layout.row is 9 and layout.plane is 0: row must be 0 or at least 10 elements");
     layout.row = 12;
-    refused(whole, good, {array(69, layout), array(60)}, "69 elements: must be at least 70 for 10 x 6 x 1");
+    refused(whole, good, {array(69, layout), array(60)},
+            "69 elements: must be at least 70, with padding, for 10 x 6 x 1");
     layout.plane = 71;
-    refused(whole, good, {array(70, layout), array(60)}, "planes at a distance of 71 elements");
+    refused(whole, good, {array(70, layout), array(60)}, "layout.plane is 71: row must be 0");
     layout = {};
     layout.ghost = {{1, 1, 0}, {1, -1, 0}};
     refused(whole, good, {array(70, layout), array(60)}, "-1 ghost cells at the high side in y");
@@ -224,8 +225,8 @@ TEST_CASE_FIXTURE(two_boxes, "depths and layouts that do not go together are ref
     refused(whole, good, {array(66, layout), array(60)}, "rank 1 has different variables from rank 0");
     how.depth = halo::layers{{0, 0, 0}, {8, 0, 0}};
     layout.ghost.high[0] = 8;
-    refused(other, good, {array(108, layout), array(108, layout)}, "in x: 8: must be 0 to 7 with a staggered variable",
-            how);
+    refused(other, good, {array(108, layout), array(108, layout)},
+            "in x: 8: must be 0 to 7, one less than the cells of", how);
     halo::grid g;
     g.order = static_cast<halo::rank_order>(2);
     CHECK_THROWS_WITH_AS(halo::plan(ctx, g, std::vector<halo::rank_arrays>{array(1)}), doctest::Contains("order: 2"),
@@ -252,7 +253,7 @@ TEST_CASE("two arrays that are swapped in every step are exchanged by one plan")
         how.pushed = pushed;
         halo::plan plan(ctx, line, first, how);
         CHECK(plan.sets() == 1);
-        CHECK_THROWS_WITH_AS(plan.exchange(stream, 1), doctest::Contains("set 1: the plan has 1 set, from 0"),
+        CHECK_THROWS_WITH_AS(plan.exchange(stream, 1), doctest::Contains("set 1: the plan has 1 set, numbered from 0"),
                              mpgpu::argument_error);
         CHECK_THROWS_WITH_AS(plan.add(ctx, std::vector<halo::rank_arrays>{first[0]}),
                              doctest::Contains("arrays of 1 ranks and boxes of 2"), mpgpu::argument_error);

@@ -3,8 +3,8 @@
 #define MPGPU_HALO_BOXES_HPP
 
 /// @file
-/// Arithmetic of boxes: intersection, difference, search, and the owners of the elements of staggered variables. Part
-/// of mpgpu/halo.hpp; include that header.
+/// Arithmetic of boxes: intersection, difference, search for boxes that intersect a box, and the owners of the elements
+/// of staggered variables. Part of mpgpu/halo.hpp; include that header.
 
 #include <mpgpu/halo/mesh.hpp>
 
@@ -22,7 +22,7 @@ namespace mpgpu::halo::detail {
 
 using cell_index = std::array<std::int64_t, 3>;
 
-/// Returns the index after the last cell of a box.
+/// Returns the index after the last cell of a box in dimension `d`.
 [[nodiscard]] inline std::int64_t end_of(const box &b, std::size_t d) noexcept {
     return b.first[d] + b.cells[d];
 }
@@ -41,7 +41,7 @@ using cell_index = std::array<std::int64_t, 3>;
     return both;
 }
 
-/// Returns a box moved by `distance`, multiplied by `times`.
+/// Returns a box moved by `times * distance` cells.
 [[nodiscard]] inline box moved(box b, const cell_index &distance, std::int64_t times = 1) noexcept {
     for (std::size_t d = 0; d < 3; ++d) {
         b.first[d] += times * distance[d];
@@ -58,7 +58,8 @@ using cell_index = std::array<std::int64_t, 3>;
     return b;
 }
 
-/// Returns the elements of a variable in a box of cells. `staggered` is `array_layout::staggered`.
+/// Returns the indices of the elements of a variable that belong to a box of cells, as a box. It has one element more
+/// than cells in each staggered dimension. `staggered` is `array_layout::staggered`.
 [[nodiscard]] inline box elements_of(box b, const std::array<bool, 3> &staggered) noexcept {
     for (std::size_t d = 0; d < 3; ++d) {
         b.cells[d] += staggered[d] ? 1 : 0;
@@ -76,7 +77,7 @@ inline void subtract(std::vector<box> &from, const box &without) {
             rest.push_back(b);
             continue;
         }
-        for (std::size_t d = 3; d-- > 0;) { // planes before rows, so that the parts have long rows
+        for (std::size_t d = 3; d-- > 0;) { // whole planes are cut off first, so that the parts have long rows
             box below = b;
             below.cells[d] = both.first[d] - b.first[d];
             box above = b;
@@ -106,8 +107,8 @@ inline void subtract(std::vector<box> &from, const box &without) {
     return corner(0) + " to " + corner(1);
 }
 
-/// Index of boxes that finds those which intersect another box. The boxes are sorted by their first cells into buckets
-/// of the size of the largest box.
+/// Search structure that finds the boxes which intersect a given box. Space is divided into buckets that are as large
+/// as the largest box in each dimension. Each bucket lists the boxes whose first cell is in it.
 class box_index {
   public:
     explicit box_index(std::vector<box> boxes) : boxes_(std::move(boxes)) {
@@ -128,12 +129,12 @@ class box_index {
         }
     }
 
-    /// Calls `visit(index)` for each box that intersects `where`.
+    /// Calls `visit(i)` for each box that intersects `where`. `i` is its index in the list passed to the constructor.
     template <class Visit> void for_each_in(const box &where, const Visit &visit) const {
         cell_index first{};
         cell_index last{};
         for (std::size_t d = 0; d < 3; ++d) {
-            // A box that intersects `where` begins at most one bucket before it.
+            // The first cell of a box that intersects `where` is at most `size_[d] - 1` cells before `where`.
             const std::int64_t most = end_of(where, d) - 1 - base_[d];
             if (most < 0) {
                 return;
@@ -161,13 +162,14 @@ class box_index {
 
   private:
     std::vector<box> boxes_;
-    cell_index base_{};           ///< smallest first cell of all boxes
+    cell_index base_{};           ///< smallest index of a first cell, in each dimension
     cell_index size_ = {1, 1, 1}; ///< size of a bucket in each dimension
-    cell_index last_{};           ///< greatest index of a bucket
+    cell_index last_{};           ///< largest index of a bucket, in each dimension
     std::map<cell_index, std::vector<std::size_t>> buckets_;
 };
 
-/// Calls `visit(distance)` for the mesh itself and for each periodic image next to it.
+/// Calls `visit(distance)` for the mesh itself, with distance 0, and for each periodic image next to it, with the
+/// distance of the image from the mesh.
 template <class Visit> void for_each_image(const domain &whole, const Visit &visit) {
     const auto most = [&whole](std::size_t d) { return whole.periodic[d] ? 1 : 0; };
     for (int z = -most(2); z <= most(2); ++z) {
@@ -179,12 +181,14 @@ template <class Visit> void for_each_image(const domain &whole, const Visit &vis
     }
 }
 
-/// Returns for each box of cells the elements of a variable that it owns, as boxes that do not overlap. See
-/// `array_layout::staggered`. `cells` is the index of the boxes.
+/// Returns the elements of a variable that each box of cells owns, by the rule at `array_layout::staggered`. The result
+/// contains a list for each box of `boxes`: boxes of elements that do not overlap. `cells` searches in `boxes`.
 [[nodiscard]] inline std::vector<std::vector<box>> owned_elements(const domain &whole, const std::vector<box> &boxes,
                                                                   const box_index &cells,
                                                                   const std::array<bool, 3> &staggered) {
-    // A box claims its cells moved by each of these distances. Claims by an earlier distance take precedence.
+    // Element i of a staggered dimension is between the cells i - 1 and i. A box therefore claims the elements whose
+    // indices are those of its cells, moved by 0 or 1 in each staggered dimension. `distances` lists these moves. If
+    // two boxes claim an element, the box whose move is earlier in the list owns it.
     std::vector<cell_index> distances;
     for (std::int64_t i = 0; i < 8; ++i) {
         const cell_index distance = {i % 2, i / 2 % 2, i / 4};
@@ -212,11 +216,11 @@ template <class Visit> void for_each_image(const domain &whole, const Visit &vis
     return owned;
 }
 
-/// Calls `visit(part)` for each part of `wanted`, which is cut at the sides of `own`. Omits parts that are outside
-/// `own` in more dimensions than `reach` allows.
+/// Cuts `wanted` at the sides of `own`, and calls `visit(part)` for each part. Omits parts that are outside `own` in
+/// more dimensions than `reach` allows.
 template <class Visit> void for_each_side(const box &wanted, const box &own, neighbours reach, const Visit &visit) {
     for (int side = 0; side < 27; ++side) {
-        const std::array<int, 3> sides = {side % 3, side / 3 % 3, side / 9}; // low ghost cells, own, high ghost cells
+        const std::array<int, 3> sides = {side % 3, side / 3 % 3, side / 9}; // 0: low ghost, 1: own, 2: high ghost
         box part;
         int crossed = 0;
         for (std::size_t d = 0; d < 3; ++d) {

@@ -21,7 +21,8 @@
 
 namespace mpgpu::halo::detail {
 
-/// Position of a cell in an array, and the distances of rows and planes. All are counted in elements.
+/// Position of a cell in an array, and the distances between the starts of adjacent rows and of adjacent planes. All
+/// are counted in elements.
 struct array_place {
     std::int64_t first;
     std::int64_t row;
@@ -98,7 +99,7 @@ struct connections {
     return at;
 }
 
-/// Returns the variables of a rank with arrays for `boxes` boxes.
+/// Returns the variables of a rank that has `boxes` boxes. They are described by the arrays of its first box.
 [[nodiscard]] inline std::vector<variable> variables_of(const rank_arrays &arrays, std::size_t boxes) {
     std::vector<variable> made;
     for (std::size_t v = 0; v < arrays.size() / boxes; ++v) {
@@ -129,17 +130,22 @@ constexpr std::int64_t most_cells = std::int64_t{1} << 40; // so that sums of a 
         const std::int64_t cells = whole.cells.cells[d];
         if (cells < 1 || cells > most_cells || whole.cells.first[d] < -most_cells ||
             whole.cells.first[d] > most_cells) {
-            return invalid("domain", "cells" + in + std::to_string(cells) + " from " +
+            return invalid("domain", "cells" + in + std::to_string(cells) + ", the first at " +
                                          std::to_string(whole.cells.first[d]) +
-                                         ": must be 1 to 2^40 cells, from -2^40 to 2^40");
+                                         ": must be 1 to 2^40 cells, the first at -2^40 to 2^40");
         }
         const bool staggered =
             std::any_of(variables.begin(), variables.end(), [d](const variable &v) { return v.staggered[d]; });
-        const std::int64_t most = whole.periodic[d] ? cells - (staggered ? 1 : 0) : most_cells; // so that images reach
+        // Deeper ghost cells of a periodic dimension would be beyond the images next to the mesh.
+        const std::int64_t most = whole.periodic[d] ? cells - (staggered ? 1 : 0) : most_cells;
         for (const std::int64_t layers : {depth.low[d], depth.high[d]}) {
             if (layers < 0 || layers > most) {
                 return invalid("how", "layers to exchange" + in + std::to_string(layers) + ": must be 0 to " +
-                                          std::to_string(most) + (staggered ? " with a staggered variable" : "") +
+                                          std::to_string(most) +
+                                          (!whole.periodic[d] ? ""
+                                           : staggered        ? ", one less than the cells of the periodic mesh "
+                                                                "with a staggered variable"
+                                                              : ", the cells of the periodic mesh") +
                                           "; exchange fewer layers or use a larger mesh");
             }
         }
@@ -172,8 +178,8 @@ constexpr std::int64_t most_cells = std::int64_t{1} << 40; // so that sums of a 
     const cell_index e = array_extents(own, layout);
     const std::optional<std::int64_t> tight = product(layout.row != 0 ? layout.row : e[0], e[1]);
     if ((layout.row != 0 && layout.row < e[0]) || !tight || (layout.plane != 0 && layout.plane < *tight)) {
-        return "rows at a distance of " + std::to_string(layout.row) + " and planes at a distance of " +
-               std::to_string(layout.plane) + " elements: must be 0, or at least " + std::to_string(e[0]) + " and " +
+        return "layout.row is " + std::to_string(layout.row) + " and layout.plane is " + std::to_string(layout.plane) +
+               ": row must be 0 or at least " + std::to_string(e[0]) + " elements, and plane must be 0 or at least " +
                std::to_string(e[1]) + " rows";
     }
     const array_place at = place_in(own, layout);
@@ -186,8 +192,8 @@ constexpr std::int64_t most_cells = std::int64_t{1} << 40; // so that sums of a 
     const auto least = static_cast<std::uint64_t>(elements);
     if (!fits || (padded ? one.size < least : one.size != least)) {
         return std::to_string(one.size) + " elements: must be " +
-               (padded ? "at least " + std::to_string(elements) + " for " : "") + std::to_string(e[0]) + " x " +
-               std::to_string(e[1]) + " x " + std::to_string(e[2]) + ", ghost cells included";
+               (padded ? "at least " + std::to_string(elements) + ", with padding, for " : "") + std::to_string(e[0]) +
+               " x " + std::to_string(e[1]) + " x " + std::to_string(e[2]) + " elements including ghost cells";
     }
     return {};
 }
@@ -222,7 +228,7 @@ constexpr std::int64_t most_cells = std::int64_t{1} << 40; // so that sums of a 
         }
         if (one.data == nullptr || one.element_bytes == 0 ||
             one.element_bytes > std::numeric_limits<std::uint64_t>::max() / 2 / one.size) {
-            return invalid("arrays", what + "the address is null, or elements have no size");
+            return invalid("arrays", what + "the address is null, the element size is 0, or the array is too large");
         }
         if (one.location != arrays[0].location) {
             return invalid("arrays", what + "is on device " + std::to_string(one.location.id()) +
@@ -258,13 +264,13 @@ constexpr std::int64_t most_cells = std::int64_t{1} << 40; // so that sums of a 
     return found;
 }
 
-/// Returns the boxes of all ranks of a grid. Throws if the grid is wrong, or has not as many ranks as there are lists
-/// of arrays.
+/// Returns the boxes of all ranks of a grid. Throws if the grid is wrong, or if its number of ranks differs from the
+/// number of elements of `arrays`.
 [[nodiscard]] inline std::vector<rank_boxes> checked_boxes(const grid &g, array_view<const rank_arrays> arrays) {
     std::optional<error_details> found = wrong(g);
     if (!found && arrays.size() != static_cast<std::size_t>(rank_count(g))) {
         found = invalid("arrays", "arrays of " + std::to_string(arrays.size()) + " ranks: the grid has " +
-                                      std::to_string(rank_count(g)));
+                                      std::to_string(rank_count(g)) + " ranks");
     }
     if (found) {
         fail(std::move(*found));
@@ -319,7 +325,7 @@ constexpr std::int64_t most_cells = std::int64_t{1} << 40; // so that sums of a 
     return from;
 }
 
-/// Function object that finds the regions which a group of variables with equal staggering receives.
+/// Function object that finds the regions to receive, for all variables that are staggered in the same dimensions.
 class region_search {
   public:
     region_search(const division &division, const std::vector<box> &cells, const box_index &index,
@@ -327,7 +333,7 @@ class region_search {
         : all_(division), staggered_(kind), owned_(owned_elements(division.whole, cells, index, kind)),
           elements_(elements_in(cells, kind)) {}
 
-    /// Adds all regions that box `to` receives. They are grouped by sender and receiver.
+    /// Adds all regions that box `to` receives to `found`. The keys of `found` are the sending and the receiving rank.
     void operator()(std::size_t to, std::map<std::pair<int, int>, std::vector<region>> &found) const {
         const rank_box &receiver = all_.boxes[to];
         const box own = elements_of(receiver.cells, staggered_);

@@ -29,9 +29,9 @@ enum class neighbours : std::int32_t {
 
 /// Order in which the ranks of a grid are numbered. It does not depend on the order of cells in memory.
 enum class rank_order : std::int32_t {
-    x_first, ///< adjacent numbers are adjacent in x: rank (x, y, z) has the number x + ranks[0] * (y + ranks[1] * z)
-    z_first ///< adjacent numbers are adjacent in z, or in the last dimension with several ranks, as in MPI_Cart_create:
-            ///< rank (x, y, z) has the number z + ranks[2] * (y + ranks[1] * x)
+    x_first, ///< x varies fastest: rank (x, y, z) has the number x + ranks[0] * (y + ranks[1] * z)
+    z_first  ///< z varies fastest, as in MPI_Cart_create with `dims` equal to `ranks`: rank (x, y, z) has the number
+             ///< z + ranks[2] * (y + ranks[1] * x)
 };
 
 /// Mesh, and its division among ranks. The dimensions are x, y and z. Cells that are adjacent in x are adjacent in
@@ -72,7 +72,7 @@ struct layers {
     return {width, width};
 }
 
-/// Mesh whose division among ranks is a list of boxes (`rank_boxes`). A plain value that is equal on all ranks.
+/// Mesh that is divided among ranks by lists of boxes (`rank_boxes`). All ranks pass equal domains. A plain value.
 struct domain {
     /// All cells of the mesh. Every box is inside it. Boxes need not cover it.
     box cells;
@@ -81,7 +81,8 @@ struct domain {
     /// Ghost widths of arrays without their own `array_layout`, and number of layers that an exchange transfers unless
     /// `options::depth` is set. They may exceed the size of boxes.
     layers ghost;
-    /// Ghost cells that are exchanged, by the number of dimensions in which they are outside the box.
+    /// Ghost cells that are exchanged: those outside the box in one dimension (`faces`), in one or two dimensions
+    /// (`edges`), or in one to three dimensions (`corners`).
     neighbours reach = neighbours::corners;
 };
 
@@ -136,7 +137,8 @@ namespace detail {
     return own;
 }
 
-/// Returns the domain of a grid. With `box_of`, it describes the grid for ranks that are numbered in any other order.
+/// Returns the domain of a grid: its cells, periodic dimensions, ghost widths and reach. If the ranks are numbered in
+/// an order that is not in `rank_order`, create the plan from this domain and the boxes that `box_of` returns.
 [[nodiscard]] constexpr domain domain_of(const grid &g) noexcept {
     return {{{0, 0, 0}, detail::mesh_cells(g)}, g.periodic, both_sides(g.ghost), g.reach};
 }
@@ -156,15 +158,20 @@ struct array_layout {
     /// then has one computed element more in that dimension than the box has cells. Element i is at the low side of
     /// cell i. Equal on all ranks.
     ///
-    /// The last face of a box is also the first face of the next box. The box whose cell is on the high side of the
-    /// face owns it, and its value is sent to the other box. If no box contains that cell, the box at the low side owns
-    /// the face. If a variable is staggered in several dimensions, an element has up to eight adjacent cells. The box
-    /// with the first of these cells owns it, in the order: high before low side in z, then in y, then in x. Elements
-    /// that a box shares but does not own are received in each exchange, whatever `reach` is.
+    /// The last face of a box is also the first face of the next box. The box that contains the cell at the high side
+    /// of the face owns the face, and its value is sent to the other box. If no box contains that cell, the box at the
+    /// low side owns the face.
+    ///
+    /// If a variable is staggered in several dimensions, an element has up to eight adjacent cells. Among the boxes
+    /// that contain these cells, those at the high side of the element in z have precedence. Among the remaining boxes,
+    /// those at the high side in y have precedence, and then those at the high side in x. The box that remains is the
+    /// owner. Each exchange sends the value of the owner to all other boxes that share the element, whatever `reach`
+    /// is.
     std::array<bool, 3> staggered = {false, false, false};
-    /// Distance of adjacent rows in elements. With the value 0, rows have no padding.
+    /// Number of elements from the start of a row to that of the next row. With the value 0, rows have no padding.
     std::int64_t row = 0;
-    /// Distance of adjacent planes in elements. With the value 0, planes have no padding.
+    /// Number of elements from the start of a plane to that of the next plane. With the value 0, planes have no
+    /// padding.
     std::int64_t plane = 0;
 };
 

@@ -184,8 +184,8 @@ struct options {
     /// threads are used, which is possible only on the host backend.
     pushing_copier pushed_copy;
     /// Number of layers of cells that an exchange transfers, for all variables. It may be less than the ghost widths of
-    /// the arrays: the layers next to the computed cells are exchanged, and the others are not changed. If it is empty,
-    /// it is the ghost width of the grid or domain. Equal on all ranks.
+    /// the arrays. The layers next to the computed cells are then exchanged, and the other ghost cells are not changed.
+    /// If this option is empty, the ghost widths of the grid or domain are used. Equal on all ranks.
     std::optional<layers> depth;
 };
 

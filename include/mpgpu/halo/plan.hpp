@@ -147,17 +147,20 @@ class plan {
     plan(const context &ctx, const Node &node, const grid &g, const rank_arrays &arrays, const options &how = {})
         : plan(detail::processes<Node>::make(ctx, node, g, arrays, how)) {}
 
-    /// Creates a plan with one process per rank, in which each process passes the boxes of its own rank. Collective.
-    /// The boxes of all ranks are gathered. Otherwise as the constructor above, and the one with boxes in one process.
+    /// Creates a plan with one process per rank. Each process passes the boxes of its own rank. Collective. The call
+    /// gathers the boxes of all ranks. Neighbours and ghost cells are defined as for the constructor that takes the
+    /// boxes of all ranks. Everything else is as described at the constructor above.
     template <class Node, std::enable_if_t<!std::is_same_v<Node, domain>, int> = 0>
     plan(const context &ctx, const Node &node, const domain &whole, const rank_boxes &boxes, const rank_arrays &arrays,
          const options &how = {})
         : plan(detail::processes<Node>::make(ctx, node, whole, boxes, arrays, how)) {}
 
-    /// Adds another set of arrays, with which the arrays of the plan are swapped. Returns its number, which `exchange`
-    /// and `start` accept. The arrays of the constructor are set 0. Sets have the same boxes and depth. Variables and
-    /// layouts may differ. Each set has its own message buffers. It is exchanged by the method of set 0, without
-    /// measurements. If the call fails, the plan is not changed. Throws the exceptions of the constructor.
+    /// Adds a set of arrays to the plan, for example the second of two sets between which a code alternates. Returns
+    /// the number of the set. Pass it to `exchange` and `start`. The arrays of the constructor are set 0.
+    ///
+    /// All sets have the same boxes and depth. Variables and layouts may differ. Each set has its own message buffers.
+    /// The new set uses the exchange method of set 0, and nothing is measured. If the call fails, the plan is not
+    /// changed. Throws the exceptions of the constructor.
     std::size_t add(const context &ctx, array_view<const rank_arrays> arrays) {
         check_made();
         check_recipe(imports_ == nullptr);
@@ -165,7 +168,8 @@ class plan {
         return others_.size();
     }
 
-    /// Adds another set of arrays to a plan with one process per rank. Collective. Otherwise as the function above.
+    /// Adds a set of arrays to a plan with one process per rank. Collective. `node` is the node that was passed to the
+    /// constructor. Everything else is as described at the function above.
     template <class Node> std::size_t add(const context &ctx, const Node &node, const rank_arrays &arrays) {
         check_made();
         check_recipe(imports_ != nullptr);
@@ -234,8 +238,9 @@ class plan {
     /// streams. The call does not block if all ranks are on one node, or if `options::progress` is not
     /// `progress_by::start`. Throws the exceptions of `exchange`.
     ///
-    /// Exchanges of all sets run one after the other. If the last exchange was of another set, later work in `stream`
-    /// waits for it. In a stream that is being captured, call `finish` before `start` of another set.
+    /// Exchanges of different sets do not overlap. If the last exchange was of another set, the call first completes it
+    /// as `finish(stream)` does. It does not do this if one of the two exchanges is captured. In a capture, call
+    /// `finish` before you start another set.
     void start(stream_view stream, std::size_t set = 0) { select(stream, set).start_own(stream); }
 
     /// Makes progress on the messages of the started exchange to and from ranks on other nodes: sends packed messages
@@ -313,7 +318,7 @@ class plan {
         launch_function unpack_off_node;
     };
 
-    /// Arguments from which the plan was made. They are used again for other sets of arrays.
+    /// Arguments from which the plan was made. `add` uses them again.
     struct recipe {
         domain whole;
         std::vector<rank_boxes> boxes; ///< boxes of each rank of this process
@@ -574,12 +579,12 @@ class plan {
     void check_recipe(bool is_same_kind) const {
         if (!is_same_kind) {
             detail::fail(detail::invalid(
-                "node", imports_ ? "pass the node with which the plan was made"
-                                 : "the plan contains all ranks: pass no node, and the arrays of each rank"));
+                "node", imports_ ? "the plan has one process per rank: pass the node with which it was made"
+                                 : "this process contains all ranks: pass the arrays of each rank, and no node"));
         }
     }
 
-    /// Returns options that select the exchange method of this plan.
+    /// Returns the options of this plan, with the exchange method that it uses.
     [[nodiscard]] options same_method() const {
         options how = recipe_->how;
         how.direct_pieces = pushed_ ? std::nullopt : std::optional(direct_pieces_);
@@ -591,14 +596,14 @@ class plan {
         return set == 0 ? *this : others_[set - 1];
     }
 
-    /// Returns the plan of a set of arrays, after the last exchange of another set has been ordered before the work
-    /// that is enqueued in `stream` from now on.
+    /// Returns the plan of a set of arrays. If the last exchange was of another set, first completes it, and makes all
+    /// work that is enqueued in `stream` from now on wait until it has ended.
     plan &select(stream_view stream, std::size_t set) {
         check_made();
         if (set >= sets()) {
             detail::fail(detail::invalid("set", "set " + std::to_string(set) + ": the plan has " +
                                                     std::to_string(sets()) + (sets() == 1 ? " set" : " sets") +
-                                                    ", from 0; add others by plan::add"));
+                                                    ", numbered from 0; plan::add adds a set"));
         }
         if (!others_.empty()) {
             std::int32_t capturing = 0;
@@ -606,7 +611,8 @@ class plan {
             if (set != last_) {
                 plan &before = set_of(last_);
                 before.complete();
-                // In a capture, and after one, the order of the stream and of the graph's launches is sufficient.
+                // A stream cannot wait for an event across the boundary of a capture. Inside a capture, the exchanges
+                // are in one stream. A captured exchange is ordered by the stream in which its graph is launched.
                 if (capturing == 0 && !was_captured_) {
                     detail::check(mp_stream_wait_event(context_, stream.get(), before.end_of_last().get()));
                 }
@@ -642,7 +648,7 @@ class plan {
             fork([](const lane &l) -> const launch_function & { return l.unpack; });
         }
         finished_.record(order);
-        if (off_node_) { // last, so that other enqueued work runs while the host waits
+        if (off_node_) { // the last step, because it may block: all other work is enqueued already
             off_node_->start();
             under_way_ = true;
             if (waits_) {
@@ -766,7 +772,7 @@ class plan {
     std::shared_ptr<const recipe> recipe_;
     std::vector<plan> others_;  ///< plans of the other sets of arrays
     std::size_t last_ = 0;      ///< set that was exchanged last
-    bool was_captured_ = false; ///< true if that exchange was captured; set if there are several sets
+    bool was_captured_ = false; ///< true if that exchange was captured; updated only if there are several sets
 };
 
 } // namespace mpgpu::halo

@@ -90,8 +90,8 @@ template <> struct processes<mpi::node> {
         return done;
     }
 
-    /// Throws the same error on all ranks if one rank or more has found an error. The error is that of the first of
-    /// these ranks. Collective.
+    /// Throws the same error on all ranks if one rank or more has found an error. If several ranks have found errors,
+    /// throws the error of the rank with the lowest number. Collective.
     static void agree(const mpi::node &node, const std::optional<error_details> &found) {
         constexpr int none = std::numeric_limits<int>::max();
         int first = found ? node.communicator_rank() : none;
@@ -145,15 +145,16 @@ template <> struct processes<mpi::node> {
         mpi::detail::check(MPI_Allreduce(mine.data(), least.data(), 2, MPI_UINT64_T, MPI_MIN, node.everyone()),
                            "MPI_Allreduce");
         if (least[0] != ~least[1]) { // compares the smallest and the largest hash
-            fail(invalid("grid", "the ranks have passed different grids, domains, variables or values of depth, "
-                                 "direct_pieces, persistent or pushed"));
+            fail(invalid("grid",
+                         "the ranks have passed different arguments: the grid or domain, the variables, and the "
+                         "options depth, direct_pieces, persistent and pushed must be equal on all ranks"));
         }
     }
 
     /// Adds the boxes and the array layouts of all ranks to a division. Collective.
     static void gather(const mpi::node &node, division &all, const rank_boxes &boxes, const rank_arrays &arrays) {
         const auto ranks = static_cast<std::size_t>(all.ranks);
-        const std::size_t words = 6 + 3 * all.variables.size(); // number of words of each box
+        const std::size_t words = 6 + 3 * all.variables.size(); // of each box: 6 for its cells, 3 for each array
         division mine = all;
         add_boxes(mine, node.communicator_rank(), boxes, arrays);
         std::vector<std::int64_t> sent;
@@ -213,7 +214,8 @@ template <> struct processes<mpi::node> {
         });
     }
 
-    /// Throws the same error on all ranks if the node is empty or the ranks have called other functions.
+    /// Blocks until all ranks have called it. Throws if the node is empty, and on all ranks if the ranks have called
+    /// different functions.
     static void meet(const mpi::node &node) {
         if (!node) {
             mpgpu::detail::fail_empty("node"); // MPI would abort the program
@@ -240,7 +242,8 @@ template <> struct processes<mpi::node> {
         return make(ctx, node, {}, whole, boxes, arrays, how);
     }
 
-    /// Creates a plan. `g` is the grid from which the domain and the boxes were computed, or an empty grid.
+    /// Creates a plan. `g` is the grid from which the domain and the boxes were computed. If the caller has passed
+    /// boxes, it is a default `grid`. Collective.
     static plan make(const context &ctx, const mpi::node &node, const grid &g, const domain &whole,
                      const rank_boxes &boxes, const rank_arrays &arrays, const options &how) {
         plan made = fastest(ctx, node, connected(node, g, whole, boxes, arrays, how), arrays, how);
@@ -248,8 +251,7 @@ template <> struct processes<mpi::node> {
         return made;
     }
 
-    /// Checks the arguments of all ranks. Returns the regions to exchange. `g` is the grid from which the domain and
-    /// the boxes were computed, or an empty grid. Collective.
+    /// Checks the arguments of all ranks. Returns the regions to exchange. `g` is as for `make` above. Collective.
     static connections connected(const mpi::node &node, const grid &g, const domain &whole, const rank_boxes &boxes,
                                  const rank_arrays &arrays, const options &how) {
         const int rank = node.communicator_rank();
@@ -267,7 +269,7 @@ template <> struct processes<mpi::node> {
         agree(node, found);
         check_agreement(node, all, g, how);
         gather(node, all, boxes, arrays);
-        found = overlapping(all); // equal on all ranks
+        found = overlapping(all); // the same error on all ranks: `all` is equal
         if (found) {
             fail(std::move(*found));
         }
@@ -413,8 +415,9 @@ template <> struct processes<mpi::node> {
             }
             if (!sends_both_ways(between)) {
                 fail(refusal(status::not_supported, "how",
-                             "options::pushed requires that two ranks send to each other in both directions: exchange "
-                             "equal numbers of layers at both sides, or do not set it"));
+                             "options::pushed requires messages in both directions between two neighbours, and some "
+                             "are in one direction only: use equal numbers of layers at both sides and no staggered "
+                             "variables, or do not set it"));
             }
             static_cast<void>(pusher(ctx, how));
             all.outbox_bytes[own] = 0;

@@ -323,7 +323,8 @@ template <class Inbox>
 }
 
 /// Returns true if each rank receives a message from every rank to which it sends one. The proof for the two halves of
-/// an inbox requires this. It is true unless the numbers of layers at two opposite sides differ.
+/// an inbox requires this. The result may be false in two cases: if the numbers of layers at two opposite sides differ,
+/// and if a variable is staggered, because only the owner of an element sends it.
 [[nodiscard]] inline bool sends_both_ways(const connections &all) {
     const auto ranks = [](const connection &one) { return std::pair(one.from, one.to); };
     return std::all_of(all.pairs.begin(), all.pairs.end(), [&](const connection &one) {
