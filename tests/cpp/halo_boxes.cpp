@@ -195,6 +195,11 @@ TEST_CASE_FIXTURE(two_boxes, "boxes that do not go together are refused with the
     other = whole;
     other.reach = static_cast<halo::neighbours>(0);
     refused(other, good, arrays, "reach: 0");
+    other = whole;
+    constexpr std::int64_t most = std::int64_t{1} << 40;
+    other.cells.cells = {most, most, 1};
+    const halo::box half = {{0, 0, 0}, {most, most / 2, 1}};
+    refused(other, {{half}, {{{0, most / 2, 0}, half.cells}}}, arrays, "elements including ghost cells: too many");
 }
 
 TEST_CASE_FIXTURE(two_boxes, "depths and layouts that do not go together are refused with the values") {

@@ -176,8 +176,13 @@ constexpr std::int64_t most_cells = std::int64_t{1} << 40; // so that sums of a 
         }
     }
     const cell_index e = array_extents(own, layout);
+    const std::string extents = std::to_string(e[0]) + " x " + std::to_string(e[1]) + " x " + std::to_string(e[2]) +
+                                " elements including ghost cells";
     const std::optional<std::int64_t> tight = product(layout.row != 0 ? layout.row : e[0], e[1]);
-    if ((layout.row != 0 && layout.row < e[0]) || !tight || (layout.plane != 0 && layout.plane < *tight)) {
+    if (!tight) {
+        return extents + ": too many";
+    }
+    if ((layout.row != 0 && layout.row < e[0]) || (layout.plane != 0 && layout.plane < *tight)) {
         return "layout.row is " + std::to_string(layout.row) + " and layout.plane is " + std::to_string(layout.plane) +
                ": row must be 0 or at least " + std::to_string(e[0]) + " elements, and plane must be 0 or at least " +
                std::to_string(e[1]) + " rows";
@@ -185,15 +190,16 @@ constexpr std::int64_t most_cells = std::int64_t{1} << 40; // so that sums of a 
     const array_place at = place_in(own, layout);
     const std::optional<std::int64_t> planes = product(at.plane, e[2] - 1);
     constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max() / 4;
-    const bool fits = planes && *planes < most && *tight < most;
+    if (!planes || *planes >= most || *tight >= most) {
+        return extents + ": too many";
+    }
     // The padding after the last row, and after the last plane, may be missing.
-    const std::int64_t elements = fits ? *planes + at.row * (e[1] - 1) + e[0] : 0;
+    const std::int64_t elements = *planes + at.row * (e[1] - 1) + e[0];
     const bool padded = layout.row != 0 || layout.plane != 0;
     const auto least = static_cast<std::uint64_t>(elements);
-    if (!fits || (padded ? one.size < least : one.size != least)) {
+    if (padded ? one.size < least : one.size != least) {
         return std::to_string(one.size) + " elements: must be " +
-               (padded ? "at least " + std::to_string(elements) + ", with padding, for " : "") + std::to_string(e[0]) +
-               " x " + std::to_string(e[1]) + " x " + std::to_string(e[2]) + " elements including ghost cells";
+               (padded ? "at least " + std::to_string(elements) + ", with padding, for " : "") + extents;
     }
     return {};
 }
