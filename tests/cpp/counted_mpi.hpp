@@ -44,6 +44,12 @@ MPGPU_COUNTED(Allgather,
               (const void *from, int from_count, MPI_Datatype from_type, void *to, int to_count, MPI_Datatype to_type,
                MPI_Comm comm),
               (from, from_count, from_type, to, to_count, to_type, comm))
+MPGPU_COUNTED(Allgatherv,
+              (const void *from, int from_count, MPI_Datatype from_type, void *to, const int *to_counts,
+               const int *offsets, MPI_Datatype to_type, MPI_Comm comm),
+              (from, from_count, from_type, to, to_counts, offsets, to_type, comm))
+MPGPU_COUNTED(Bcast, (void *data, int count, MPI_Datatype type, int root, MPI_Comm comm),
+              (data, count, type, root, comm))
 MPGPU_COUNTED(Allreduce, (const void *from, void *to, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm),
               (from, to, count, type, op, comm))
 MPGPU_COUNTED(Type_contiguous, (int count, MPI_Datatype of, MPI_Datatype *made), (count, of, made))
