@@ -187,10 +187,10 @@ struct array_layout {
 
 /// Array of one variable on one rank, with ghost cells. A non-owning view.
 struct rank_array {
-    void *data = nullptr;          ///< address of the first element
-    device location = {};          ///< device that owns the memory
-    std::size_t element_bytes = 0; ///< size of one element in bytes
-    std::size_t size = 0;          ///< number of elements, including ghost cells and padding
+    void *data = nullptr;             ///< address of the first element
+    device location = device::host(); ///< device that owns the memory
+    std::size_t element_bytes = 0;    ///< size of one element in bytes
+    std::size_t size = 0;             ///< number of elements, including ghost cells and padding
     /// Layout of the array. If it is empty, the array has the ghost widths of the grid or domain, and no padding.
     std::optional<array_layout> layout = std::nullopt;
 };
