@@ -11,8 +11,8 @@
 
 namespace mpgpu::detail {
 
-/// Base class of `buffer`, `imported_memory` and `registered_memory`: owner of `size()` elements of type `T` in the
-/// memory of one device. `Owner` releases the memory. Move-only; a moved-from object is empty.
+/// Base class of `buffer`, `imported_memory` and `registered_memory`. It owns `size()` elements of type `T` in the
+/// memory of one device, which `Owner` releases. It can be moved, but not copied. A moved-from object is empty.
 template <class T, class Owner> class memory_owner {
     static_assert(std::is_trivially_copyable_v<T> && !std::is_const_v<T>,
                   "mpgpu: elements must be trivially copyable, because they are copied as bytes");

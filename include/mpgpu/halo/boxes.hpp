@@ -3,8 +3,8 @@
 #define MPGPU_HALO_BOXES_HPP
 
 /// @file
-/// Arithmetic of boxes: intersection, difference, search for boxes that intersect a box, and the owners of the elements
-/// of staggered variables. Part of mpgpu/halo.hpp; include that header.
+/// Functions for boxes of cells. They intersect and subtract boxes, find the boxes that intersect a given box, and
+/// determine which box owns an element of a staggered variable. Part of mpgpu/halo.hpp; include that header.
 
 #include <mpgpu/halo/mesh.hpp>
 

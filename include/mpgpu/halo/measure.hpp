@@ -169,9 +169,9 @@ template <class Work> [[nodiscard]] double seconds_of(const Work &work) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
 }
 
-/// Returns the values of `options::direct_pieces` to choose from: the caller's value, or all values that are worth
-/// measuring. If there is no function that can pack (`can_pack` is false), values that require packing are left out. If
-/// all values require packing, one of them remains; creating its plan then reports the error.
+/// Returns the values of `options::direct_pieces` whose plans are measured. If the caller has set the option, this is
+/// the caller's value only. If no function can pack (`can_pack` is false), values that require packing are left out. If
+/// all values require packing, one value is returned nevertheless, and creating its plan throws the error.
 [[nodiscard]] inline std::vector<std::uint64_t> limits_to_try(const connections &all, const options &how, bool can_pack,
                                                               int ranks_in_a_plan) {
     if (how.direct_pieces) {

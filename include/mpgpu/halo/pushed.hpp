@@ -117,8 +117,8 @@ MPGPU_NOTIFY_BOTH inline void push_messages(const notify_block &block, const pus
     const std::uint64_t exchange = work.state->exchange + 1; // the last block to end increments it
     const std::uint64_t half = exchange % 2;
     const std::uint32_t all = work.sent + work.received;
-    // In the exchange that is abandoned, all blocks still pack, because a block that returned early would leave its
-    // part of a message unwritten. Later exchanges do nothing.
+    // In the exchange that is abandoned because a rank has exited, all blocks still pack. If a block returned early,
+    // another rank would get a message with a missing part. Later exchanges do nothing.
     const std::uint64_t abandoned = mpgpu::detail::load<mpgpu::detail::reach::device>(&work.state->abandoned);
     if (abandoned != 0 && abandoned < exchange) {
         return;

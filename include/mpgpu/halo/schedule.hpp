@@ -3,8 +3,8 @@
 #define MPGPU_HALO_SCHEDULE_HPP
 
 /// @file
-/// Schedules of halo exchanges: the cells that each rank sends to each other rank, directly or in packed messages. Part
-/// of mpgpu/halo.hpp; include that header.
+/// Schedules of halo exchanges. A schedule lists the cells that each rank sends to each other rank, and states which of
+/// them are copied directly and which in packed messages. Part of mpgpu/halo.hpp; include that header.
 
 #include <mpgpu/halo/division.hpp>
 #include <mpgpu/halo/pieces.hpp>
