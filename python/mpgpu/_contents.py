@@ -14,8 +14,8 @@ from ._mapped import MappedFile
 from ._memory import Memory, memory_of
 from .errors import ArgumentError, DriverError, NotSupported
 
-# Maximum number of bytes of a mapped file that are copied in one batch.
-_BATCH = 4 << 30
+# Maximum number of bytes of a mapped file that are copied in one batch. Between two batches, the links are idle for about a millisecond.
+_BATCH = 16 << 30
 # Maximum number of bytes that are read and copied in one batch if the file cannot be mapped.
 _READ_BATCH = 256 << 20
 # Number of bytes that one call asks the system to read ahead.

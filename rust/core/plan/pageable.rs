@@ -5,6 +5,12 @@
 //! in pageable memory is cut into chunks. Each chunk passes through a slot of a ring in pinned host memory: a thread fills the slot and a
 //! copy in the lane (internal stream) empties it, or the reverse. Threads process chunks in the order of the program. The operations of
 //! different lanes are therefore interleaved such that all lanes progress evenly.
+//!
+//! Each time a stream waits for a thread and notifies threads afterwards, its link idles for about 6 us. A chunk of 2 MiB takes 38 us.
+//! Successive chunks of a lane therefore form a group, which is handed over as a whole: the stream waits for all threads that fill the group,
+//! moves its chunks without any waits in between, and notifies threads after the last chunk. On an H200, 15 threads read a file of 6 GiB from
+//! tmpfs into the GPU at 47.2 GB/s in groups of one chunk, and at 49.3, 50.1 and 50.7 GB/s in groups of 2, 4 and 8 chunks
+//! (2026-11-30).
 
 use super::options::Options;
 use super::planned::{Plan, ThreadUse};
@@ -171,50 +177,89 @@ impl Through<'_> {
         let ring_bytes = program.rings[self.program.rings.len()..].iter().map(Ring::bytes).sum();
         let first_thread = program.lanes.len() as u32;
         program.lanes.extend((0..self.threads).map(|_| Lane::new(DeviceId::HOST)));
-        let mut units = self.units(&rings);
-        units.sort_by(|a, b| a.progress.total_cmp(&b.progress).then(a.ends.first().cmp(&b.ends.first())));
+        let mut threads = (0..self.threads).map(|number| LaneId(first_thread + number)).cycle();
         let mut done: Vec<Option<OpId>> = vec![None; self.program.ops.len()];
-        let mut chunks = 0;
-        for unit in units {
+        for group in self.groups(&rings) {
             let mut after: SmallVec<[OpId; 2]> = SmallVec::new();
-            for before in &unit.after {
+            for before in &group[0].after {
                 after.push(done[before.0 as usize]?);
             }
-            let mut push = |lane: LaneId, mechanism: Mechanism, copies, mut after: SmallVec<[OpId; 2]>| {
-                after.sort_unstable();
-                after.dedup();
-                program.ops.push(Op { lane, mechanism, copies, after });
-                OpId(program.ops.len() as u32 - 1)
-            };
-            let last = if unit.passes {
-                let ring = rings.get_mut(&unit.lane)?;
-                let slots: SmallVec<[u32; 8]> = unit.copies.iter().map(|_| ring.take()).collect();
-                let freed = slots.iter().filter_map(|slot| ring.freed[*slot as usize]);
-                let place = |slot: u32| Place::Slot { ring: ring.ring, slot };
-                let thread = LaneId(first_thread + chunks % self.threads);
-                chunks += 1;
-                let into = |(copy, slot): (&Copy, &u32)| Copy { to: place(*slot), ..*copy };
-                let out = |(copy, slot): (&Copy, &u32)| Copy { from: place(*slot), ..*copy };
-                let (first, second) =
-                    (unit.copies.iter().zip(&slots).map(into).collect(), unit.copies.iter().zip(&slots).map(out).collect());
-                let (by_lane, frees) = if self.is_pageable(unit.copies[0].from) {
-                    let filled = push(thread, Mechanism::Thread, first, freed.collect());
-                    after.push(filled);
-                    let moved = push(unit.lane, unit.mechanism, second, after);
-                    (moved, moved)
-                } else {
-                    after.extend(freed);
-                    let moved = push(unit.lane, unit.mechanism, first, after);
-                    (moved, push(thread, Mechanism::Thread, second, smallvec![moved]))
-                };
-                slots.iter().for_each(|slot| ring.freed[*slot as usize] = Some(frees));
-                by_lane
+            let last = if group[0].passes {
+                let ring = rings.get_mut(&group[0].lane)?;
+                self.push_chunks(&mut program, ring, &mut threads, &group, after)?
             } else {
-                push(unit.lane, unit.mechanism, unit.copies, after)
+                let unit = &group[0];
+                push(&mut program, unit.lane, unit.mechanism, unit.copies.clone(), after)
             };
-            unit.ends.iter().for_each(|op| done[op.0 as usize] = Some(last));
+            group.iter().flat_map(|unit| &unit.ends).for_each(|op| done[op.0 as usize] = Some(last));
         }
         Some((program, ring_bytes))
+    }
+
+    /// Adds the chunks of a group to the program: their copies by threads, and their copies in the internal stream. `after` contains the
+    /// operations that must end before the group starts. Returns the last operation of the stream.
+    fn push_chunks(
+        &self,
+        program: &mut Program,
+        ring: &mut LaneRing,
+        threads: &mut impl Iterator<Item = LaneId>,
+        group: &[Unit],
+        after: SmallVec<[OpId; 2]>,
+    ) -> Option<OpId> {
+        let slots: Vec<SmallVec<[u32; 8]>> = group.iter().map(|unit| unit.copies.iter().map(|_| ring.take()).collect()).collect();
+        let freed = |ring: &LaneRing, slots: &[u32]| slots.iter().filter_map(|slot| ring.freed[*slot as usize]).collect::<SmallVec<_>>();
+        let place = |slot: u32| Place::Slot { ring: ring.ring, slot };
+        let into = |(copy, slot): (&Copy, &u32)| Copy { to: place(*slot), ..*copy };
+        let out = |(copy, slot): (&Copy, &u32)| Copy { from: place(*slot), ..*copy };
+        let mut last = None;
+        if self.is_pageable(group[0].copies[0].from) {
+            let mut filled = after;
+            for (unit, slots) in group.iter().zip(&slots) {
+                let copies = unit.copies.iter().zip(slots).map(into).collect();
+                filled.push(push(program, threads.next()?, Mechanism::Thread, copies, freed(ring, slots)));
+            }
+            for (unit, slots) in group.iter().zip(&slots) {
+                let copies = unit.copies.iter().zip(slots).map(out).collect();
+                last = Some(push(program, unit.lane, unit.mechanism, copies, std::mem::take(&mut filled)));
+            }
+            slots.iter().flatten().for_each(|slot| ring.freed[*slot as usize] = last);
+        } else {
+            let mut free: SmallVec<[OpId; 2]> = after;
+            slots.iter().for_each(|slots| free.extend(freed(ring, slots)));
+            for (unit, slots) in group.iter().zip(&slots) {
+                let copies = unit.copies.iter().zip(slots).map(into).collect();
+                last = Some(push(program, unit.lane, unit.mechanism, copies, std::mem::take(&mut free)));
+            }
+            for (unit, slots) in group.iter().zip(&slots) {
+                let copies = unit.copies.iter().zip(slots).map(out).collect();
+                let emptied = push(program, threads.next()?, Mechanism::Thread, copies, last.into_iter().collect());
+                slots.iter().for_each(|slot| ring.freed[*slot as usize] = Some(emptied));
+            }
+        }
+        last
+    }
+
+    /// Returns the elements of the new program in the order of their progress. Successive chunks of an internal stream form a group.
+    fn groups(&self, rings: &BTreeMap<LaneId, LaneRing>) -> Vec<SmallVec<[Unit; 4]>> {
+        let mut units = self.units(rings);
+        units.sort_by(|a, b| a.progress.total_cmp(&b.progress).then(a.ends.first().cmp(&b.ends.first())));
+        let mut groups: Vec<SmallVec<[Unit; 4]>> = Vec::new();
+        let mut open: BTreeMap<LaneId, usize> = BTreeMap::new();
+        for unit in units {
+            let joins = |group: &SmallVec<[Unit; 4]>| {
+                let slots: usize = group.iter().map(|unit| unit.copies.len()).sum();
+                let is_same = self.is_pageable(unit.copies[0].from) == self.is_pageable(group[0].copies[0].from);
+                unit.passes && unit.after.is_empty() && group[0].passes && is_same && slots + unit.copies.len() <= rings[&unit.lane].group()
+            };
+            match open.get(&unit.lane) {
+                Some(at) if joins(&groups[*at]) => groups[*at].push(unit),
+                _ => {
+                    open.insert(unit.lane, groups.len());
+                    groups.push(smallvec![unit]);
+                }
+            }
+        }
+        groups
     }
 
     /// Adds a ring to the program for each internal stream that moves pageable data. The rings share the staging memory that the program
@@ -306,7 +351,21 @@ impl Through<'_> {
     }
 }
 
+/// Adds an operation to a program and returns its number.
+fn push(program: &mut Program, lane: LaneId, mechanism: Mechanism, copies: SmallVec<[Copy; 1]>, mut after: SmallVec<[OpId; 2]>) -> OpId {
+    after.sort_unstable();
+    after.dedup();
+    program.ops.push(Op { lane, mechanism, copies, after });
+    OpId(program.ops.len() as u32 - 1)
+}
+
 impl LaneRing {
+    /// Returns the maximum number of slots that the chunks of a group use. The ring has room for four groups, so threads fill or empty
+    /// some groups while the stream moves another.
+    fn group(&self) -> usize {
+        self.slots as usize / 4
+    }
+
     fn take(&mut self) -> u32 {
         let slot = self.next;
         self.next = (slot + 1) % self.slots;

@@ -176,6 +176,8 @@ pub(super) struct Job {
     begin: OnceLock<Instant>,
     /// Sum of the durations of the copies of all threads, in nanoseconds. It is logged when the job ends.
     copying: AtomicU64,
+    /// Longest duration of a copy of a thread, in nanoseconds. It is logged when the job ends.
+    longest: AtomicU64,
     pub verdict: Arc<Verdict>,
 }
 
@@ -287,12 +289,15 @@ impl Job {
         let taken = self.begin.get().map_or(0.0, |begin| begin.elapsed().as_secs_f64());
         let copying = self.copying.load(Ordering::Relaxed) as f64 * 1e-9 / self.divided.lanes.len() as f64;
         log::debug!(
-            "copy threads: {:.0} MB in {:.2} ms, {:.1} GB/s; {} sequences of copies in parallel, each in progress for {:.0} % of this time",
+            "copy threads: {:.0} MB in {:.2} ms, {:.1} GB/s; {} sequences of copies in parallel, each in progress for {:.0} % of this time; \
+             a copy took {:.0} us in the mean, and at most {:.0} us",
             self.divided.bytes as f64 * 1e-6,
             taken * 1e3,
             self.divided.bytes as f64 * 1e-9 / taken,
             self.divided.lanes.len(),
-            100.0 * copying / taken
+            100.0 * copying / taken,
+            self.copying.load(Ordering::Relaxed) as f64 * 1e-3 / self.divided.copies().count() as f64,
+            self.longest.load(Ordering::Relaxed) as f64 * 1e-3
         );
     }
 
@@ -380,7 +385,9 @@ impl PoolJob for Job {
             self.verdict.note(error);
             self.has_failed.store(true, Ordering::Release);
         }
-        self.copying.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        let taken = begin.elapsed().as_nanos() as u64;
+        self.copying.fetch_add(taken, Ordering::Relaxed);
+        self.longest.fetch_max(taken, Ordering::Relaxed);
         self.set(self.word(op));
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.set(self.end());
@@ -433,6 +440,7 @@ impl Workers {
             is_looked_for: AtomicBool::new(false),
             begin: OnceLock::new(),
             copying: AtomicU64::new(0),
+            longest: AtomicU64::new(0),
             verdict: Arc::default(),
         }))
     }
