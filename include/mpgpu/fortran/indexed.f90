@@ -177,7 +177,9 @@ contains
         integer(c_int64_t), intent(in) :: indices(:)
         type(mpgpu_index_list) :: list
         list%count = size(indices, kind=c_int64_t)
-        if (list%count > 0) list%indices = indices
+        if (list%count == 0) return
+        allocate(list%indices(list%count))
+        list%indices(:) = indices
     end function list_of_64
 
     pure function range_of_32(first, count) result(list)
