@@ -4,7 +4,7 @@
  * with a reference that every rank computes. Errors on one rank must be errors on all ranks, with texts that name the
  * value and the remedy in the words of C.
  *
- * Run by mpirun with any number of ranks, on the host backend, where the CPU can access memory of virtual devices.
+ * Run by mpirun with up to eight ranks, on the host backend, or on GPUs if nvcc has compiled the C functions.
  */
 #include <mpgpu/halo_indexed.h>
 
@@ -19,6 +19,7 @@ enum { MOST_ENTRIES = 40, MOST_RANKS = 8, MOST_BYTES = 64, MOST_FIELDS = 3, CASE
 
 static int world_rank;
 static int world_size;
+static int32_t own_device;
 
 /* Ends all ranks with the message `what` and the last error if `holds` is 0. */
 static void require(int holds, const char *what) {
@@ -218,32 +219,43 @@ static void fill(contents *to, const exchange *e, int version) {
     }
 }
 
-static void run_exchange(mp_halo_indexed_t ex, mp_context_t context, mp_stream_t stream, contents *vectors) {
-    static contents expected;
+/* Copies the contents of all fields to or from the memory of this rank's device. */
+static void copy(mp_context_t context, mp_stream_t stream, void *dst, const void *src) {
+    const mp_transfer_t transfer = {dst, MP_DEVICE_AUTO, src, MP_DEVICE_AUTO, sizeof(contents)};
+    mp_plan_t plan;
+    ok(mp_plan(context, &transfer, 1, NULL, &plan), "mp_plan");
+    ok(mp_execute(plan, stream, NULL), "mp_execute");
+    ok(mp_stream_synchronize(context, stream), "mp_stream_synchronize");
+    ok(mp_plan_destroy(plan), "mp_plan_destroy");
+}
+
+/* Executes a random exchange of vectors in the memory `vectors` of this rank's device. */
+static void run_exchange(mp_halo_indexed_t ex, mp_context_t context, mp_stream_t stream, uint8_t *vectors) {
+    static contents before, expected, after;
     const exchange e = make_exchange();
     mp_index_field_t fields[MOST_FIELDS];
     for (int f = 0; f < e.count; ++f) {
         const field *of = &e.fields[f];
-        const mp_index_field_t made = {vectors->bytes[f], (uint64_t)entries_of[world_rank], of->bytes,
-                                       of->stride == of->bytes ? 0 : of->stride, of->values};
+        const mp_index_field_t made = {vectors + (size_t)f * sizeof before.bytes[0], (uint64_t)entries_of[world_rank],
+                                       of->bytes, of->stride == of->bytes ? 0 : of->stride, of->values};
         fields[f] = made;
     }
-    fill(vectors, &e, 0);
+    fill(&before, &e, 0);
+    copy(context, stream, vectors, &before);
     if (e.is_split) {
         ok(mp_halo_indexed_start(ex, stream, fields, (size_t)e.count, e.operation), "mp_halo_indexed_start");
-        ok(mp_stream_synchronize(context, stream), "mp_stream_synchronize");
-        fill(vectors, &e, 1);
+        fill(&before, &e, 1);
+        copy(context, stream, vectors, &before);
         ok(mp_halo_indexed_finish(ex, stream), "mp_halo_indexed_finish");
     } else {
         ok(mp_halo_indexed_exchange(ex, stream, fields, (size_t)e.count, e.operation), "mp_halo_indexed_exchange");
     }
-    ok(mp_stream_synchronize(context, stream), "mp_stream_synchronize");
+    copy(context, stream, &after, vectors);
     fill(&expected, &e, e.is_split);
     for (int f = 0; f < e.count; ++f) {
         apply(expected.bytes[f], &e, f);
     }
-    require(memcmp(&expected, vectors, sizeof expected) == 0,
-            "an entry is wrong, or bytes beside entries have changed");
+    require(memcmp(&expected, &after, sizeof expected) == 0, "an entry is wrong, or bytes beside entries have changed");
 }
 
 /* Executes random exchanges with random lists. Returns their number. */
@@ -260,7 +272,7 @@ static int run_case(mp_context_t context, MPI_Comm local, int number) {
     options.time_limit = 60;
     options.local = local;
     make_own_lists(&own, options.first_index);
-    ok(mp_halo_indexed_create(context, MPI_COMM_WORLD, world_rank % 2, (uint64_t)entries_of[world_rank], own.neighbours,
+    ok(mp_halo_indexed_create(context, MPI_COMM_WORLD, own_device, (uint64_t)entries_of[world_rank], own.neighbours,
                               (size_t)own.count, &options, &ex),
        "mp_halo_indexed_create");
     memset(&own, 0xFF, sizeof own); /* the lists are copied */
@@ -272,8 +284,8 @@ static int run_case(mp_context_t context, MPI_Comm local, int number) {
     ok(mp_halo_indexed_get_info(ex, &entries, &sent, &received), "mp_halo_indexed_get_info");
     ok(mp_halo_indexed_get_info(ex, NULL, NULL, NULL), "mp_halo_indexed_get_info");
     require(entries == (uint64_t)entries_of[world_rank] && sent == sums[0] && received == sums[1], "wrong numbers");
-    ok(mp_stream_create(context, world_rank % 2, &stream), "mp_stream_create");
-    ok(mp_alloc(context, world_rank % 2, sizeof(contents), &vectors), "mp_alloc");
+    ok(mp_stream_create(context, own_device, &stream), "mp_stream_create");
+    ok(mp_alloc(context, own_device, sizeof(contents), &vectors), "mp_alloc");
     for (int round = 0; round < ROUNDS; ++round) {
         run_exchange(ex, context, stream, vectors);
     }
@@ -377,15 +389,13 @@ static void check_creations(mp_context_t context) {
 }
 
 static void check_exchanges(mp_context_t context) {
-    double *x = NULL;
-    void *memory = NULL;
+    void *x = NULL;
     mp_stream_t stream;
     mp_halo_indexed_t ex;
     const mp_index_neighbour_t self = {world_rank, mp_index_range(0, 5), mp_index_range(5, 5)};
-    ok(mp_halo_indexed_create(context, MPI_COMM_WORLD, 1, 10, &self, 1, NULL, &ex), "mp_halo_indexed_create");
-    ok(mp_stream_create(context, 1, &stream), "mp_stream_create");
-    ok(mp_alloc(context, 1, 20 * sizeof(double), &memory), "mp_alloc");
-    x = memory;
+    ok(mp_halo_indexed_create(context, MPI_COMM_WORLD, own_device, 10, &self, 1, NULL, &ex), "mp_halo_indexed_create");
+    ok(mp_stream_create(context, own_device, &stream), "mp_stream_create");
+    ok(mp_alloc(context, own_device, 20 * sizeof(double), &x), "mp_alloc");
     const mp_index_field_t good = {x, 10, 8, 0, MP_NUMBER_F64};
     mp_index_field_t bad = good;
 #define REFUSED(change, operation, argument, text)                                                                     \
@@ -426,7 +436,7 @@ static void check_exchanges(mp_context_t context) {
         refused(mp_halo_indexed_destroy(gone[i]), MP_ERROR_INVALID_HANDLE, "indexed", text);
         refused(mp_halo_indexed_leave(gone[i]), MP_ERROR_INVALID_HANDLE, "indexed", text);
     }
-    ok(mp_free(context, memory), "mp_free");
+    ok(mp_free(context, x), "mp_free");
     ok(mp_stream_destroy(context, stream), "mp_stream_destroy");
 }
 
@@ -439,10 +449,10 @@ static void check_time_limit(mp_context_t context) {
     const mp_index_neighbour_t other = {1 - world_rank, mp_index_range(0, 5), mp_index_range(5, 5)};
     options.time_limit = 0.2;
     options.local = MPI_COMM_SELF;
-    ok(mp_halo_indexed_create(context, MPI_COMM_WORLD, 0, 10, &other, world_rank < 2 ? 1 : 0, &options, &ex),
+    ok(mp_halo_indexed_create(context, MPI_COMM_WORLD, own_device, 10, &other, world_rank < 2 ? 1 : 0, &options, &ex),
        "mp_halo_indexed_create");
-    ok(mp_stream_create(context, 0, &stream), "mp_stream_create");
-    ok(mp_alloc(context, 0, 10 * sizeof(double), &x), "mp_alloc");
+    ok(mp_stream_create(context, own_device, &stream), "mp_stream_create");
+    ok(mp_alloc(context, own_device, 10 * sizeof(double), &x), "mp_alloc");
     const mp_index_field_t vector = {x, 10, 8, 0, MP_NUMBER_F64};
     if (world_rank == 0) {
         require(mp_halo_indexed_exchange(ex, stream, &vector, 1, MP_INDEX_COPY) == MP_ERROR_TIMEOUT, "no timeout");
@@ -462,6 +472,7 @@ static void check_time_limit(mp_context_t context) {
 int main(int argc, char *argv[]) {
     mp_context_t context;
     int exchanges = 0;
+    int32_t gpus = 0;
     mp_halo_indexed_t none = NULL;
     refused(mp_halo_indexed_create(NULL, MPI_COMM_WORLD, 0, 1, NULL, 0, NULL, &none), MP_ERROR_INVALID_ARGUMENT,
             "communicator", "call MPI_Init first");
@@ -470,6 +481,8 @@ int main(int argc, char *argv[]) {
     MPI_Comm_size(MPI_COMM_WORLD, &world_size);
     require(world_size <= MOST_RANKS, "too many ranks for this test");
     ok(mp_context_create(NULL, &context), "mp_context_create");
+    ok(mp_context_get_info(context, NULL, &gpus, NULL), "mp_context_get_info");
+    own_device = world_rank % gpus;
     check_creations(context);
     check_exchanges(context);
     if (world_size > 1) {
