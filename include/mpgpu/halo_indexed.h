@@ -36,7 +36,7 @@ typedef struct mp_halo_indexed_s *mp_halo_indexed_t;
 
 /// Type of the numbers in an entry. Only operations that add need it.
 typedef enum {
-    /// Not known. The entries are copied as bytes.
+    /// Unknown type. The entries are copied as bytes.
     MP_NUMBER_NONE = 0,
     /// `float`.
     MP_NUMBER_F32 = 1,
