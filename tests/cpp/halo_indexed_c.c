@@ -12,14 +12,11 @@
 
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { MOST_ENTRIES = 40, MOST_RANKS = 8, MOST_BYTES = 64, MOST_FIELDS = 3, CASES = 24, ROUNDS = 4 };
 
-static int world_rank;
-static int world_size;
-static int32_t own_device;
+static int world_rank, world_size, own_device;
 
 /* Ends all ranks with the message `what` and the last error if `holds` is 0. */
 static void require(int holds, const char *what) {
@@ -43,7 +40,6 @@ static uint64_t mix(uint64_t a, uint64_t b) {
 }
 
 static uint64_t random_state;
-
 static int any(int least, int most) {
     random_state = mix(random_state, 1);
     return least + (int)(random_state % (uint64_t)(most - least + 1));
@@ -130,22 +126,18 @@ static void write_entry(uint8_t *to, const exchange *e, int version, int rank, i
 }
 
 static void add_entry(uint8_t *to, const uint8_t *terms, const field *of) {
-    if (of->values == MP_NUMBER_F64) {
-        for (size_t at = 0; at < of->bytes; at += 8) {
-            double sum, term;
-            memcpy(&sum, to + at, 8);
-            memcpy(&term, terms + at, 8);
-            sum += term;
-            memcpy(to + at, &sum, 8);
+    const size_t step = of->values == MP_NUMBER_F64 ? 8 : 4;
+    double large[2] = {0, 0};
+    float small[2] = {0, 0};
+    for (size_t at = 0; at < of->bytes; at += step) {
+        memcpy(step == 8 ? (void *)&large[0] : (void *)&small[0], to + at, step);
+        memcpy(step == 8 ? (void *)&large[1] : (void *)&small[1], terms + at, step);
+        if (step == 8) {
+            large[0] += large[1];
+        } else {
+            small[0] += small[1];
         }
-        return;
-    }
-    for (size_t at = 0; at < of->bytes; at += 4) {
-        float sum, term;
-        memcpy(&sum, to + at, 4);
-        memcpy(&term, terms + at, 4);
-        sum += term;
-        memcpy(to + at, &sum, 4);
+        memcpy(to + at, step == 8 ? (void *)&large[0] : (void *)&small[0], step);
     }
 }
 
@@ -471,8 +463,7 @@ static void check_time_limit(mp_context_t context) {
 
 int main(int argc, char *argv[]) {
     mp_context_t context;
-    int exchanges = 0;
-    int32_t gpus = 0;
+    int exchanges = 0, gpus = 0;
     mp_halo_indexed_t none = NULL;
     refused(mp_halo_indexed_create(NULL, MPI_COMM_WORLD, 0, 1, NULL, 0, NULL, &none), MP_ERROR_INVALID_ARGUMENT,
             "communicator", "call MPI_Init first");
