@@ -9,7 +9,7 @@ set(MPGPU_PKGCONFIG_DIR "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 
 install(FILES "${MPGPU_ARCHIVE}" DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT mpgpu)
 install(DIRECTORY include/mpgpu DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT mpgpu
-    FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN "*.cuh" PATTERN "*.f90")
+    FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN "*.cuh" PATTERN "*.f90" PATTERN "*.cpp")
 install(FILES LICENSE-MIT LICENSE-APACHE LICENSE-THIRD-PARTY DESTINATION "${CMAKE_INSTALL_DATAROOTDIR}/licenses/mpgpu" COMPONENT mpgpu)
 
 foreach(path IN ITEMS CMAKE_INSTALL_LIBDIR CMAKE_INSTALL_INCLUDEDIR)
@@ -36,6 +36,7 @@ write_basic_package_version_file("${CMAKE_CURRENT_BINARY_DIR}/mpgpu-config-versi
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/mpgpu-config.cmake" "${CMAKE_CURRENT_BINARY_DIR}/mpgpu-config-version.cmake"
     DESTINATION "${MPGPU_CMAKE_DIR}" COMPONENT mpgpu)
 install(FILES cmake/fortran.cmake DESTINATION "${MPGPU_CMAKE_DIR}" RENAME mpgpu-fortran.cmake COMPONENT mpgpu)
+install(FILES cmake/halo.cmake DESTINATION "${MPGPU_CMAKE_DIR}" RENAME mpgpu-halo.cmake COMPONENT mpgpu)
 
 # Path from the folder of mpgpu.pc to the prefix.
 file(RELATIVE_PATH MPGPU_PC_TO_PREFIX "/${MPGPU_PKGCONFIG_DIR}" "/")

@@ -111,6 +111,12 @@ class context {
         failed.report(mp_context_create(&c, handle_.address())); // passes the version of the C header
     }
 
+    /// Returns an object that refers to the context `existing`, for libraries that receive contexts from C or Fortran
+    /// programs. The object does not own the context: its destructor does nothing. `existing` must outlive it.
+    [[nodiscard]] static context borrow(mp_context_t existing) noexcept {
+        return context(detail::handle<mp_context_t, owner>(existing, owner{false}));
+    }
+
     /// Returns the backend of the context, `host` or `cuda`. Throws `argument_error` if the context is empty.
     [[nodiscard]] mpgpu::backend backend(on_error failed = {}) const {
         mp_backend_t kind = MP_BACKEND_AUTO;
@@ -246,11 +252,23 @@ class context {
 
     /// Returns the C handle, which this object continues to own.
     [[nodiscard]] mp_context_t get() const noexcept { return handle_.get(); }
-    /// Returns true if this object owns a context.
+    /// Returns true if this object owns a context or refers to one.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
   private:
-    detail::handle<mp_context_t, detail::destroyed_by<mp_context_destroy>> handle_;
+    /// Function object that destroys the context, unless the object is from `borrow`.
+    struct owner {
+        bool is_owner = true;
+        void operator()(mp_context_t value) const noexcept {
+            if (is_owner) {
+                static_cast<void>(mp_context_destroy(value));
+            }
+        }
+    };
+
+    explicit context(detail::handle<mp_context_t, owner> handle) noexcept : handle_(std::move(handle)) {}
+
+    detail::handle<mp_context_t, owner> handle_;
 };
 
 } // namespace mpgpu

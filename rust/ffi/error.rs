@@ -1,7 +1,7 @@
 //! Status names and the last error.
 
 use super::argument::VersionedOut;
-use super::guard::{guard, last_error};
+use super::guard::{Failure, c_text, guard, last_error, set_last_error};
 use super::types::{mp_error_info_t, mp_status_t, mp_status_value};
 use std::ffi::{CStr, c_char};
 
@@ -10,7 +10,11 @@ use std::ffi::{CStr, c_char};
 /// The text has static storage. May be called from any thread. Never fails, and does not change the last error.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_status_string(status: mp_status_value) -> *const c_char {
-    let name: &CStr = match status {
+    name_of(status).as_ptr()
+}
+
+fn name_of(status: mp_status_value) -> &'static CStr {
+    match status {
         0 => c"MP_SUCCESS",
         1 => c"MP_ERROR_INVALID_ARGUMENT",
         2 => c"MP_ERROR_INVALID_HANDLE",
@@ -35,8 +39,7 @@ pub extern "C" fn mp_status_string(status: mp_status_value) -> *const c_char {
         21 => c"MP_ERROR_CANCELLED",
         22 => c"MP_ERROR_QUEUE_FULL",
         _ => c"unknown status",
-    };
-    name.as_ptr()
+    }
 }
 
 /// Returns the error text of the last call that failed on this thread. The text names the invalid value and, if
@@ -64,3 +67,66 @@ pub unsafe extern "C" fn mp_last_error_info(info: *mut mp_error_info_t) -> mp_st
         Ok(())
     })
 }
+
+/// Makes an error the last error of the calling thread. For libraries on top of this one whose functions report errors
+/// in the same way, such as mpgpu/halo_indexed.h.
+///
+/// - `status` is the status that the failed function returns, not `MP_SUCCESS`.
+/// - `driver_code` is the error code of the driver or the operating system, or 0.
+/// - `argument` is the name of the invalid argument, or NULL.
+/// - `message` is the error text. NULL selects the name of the status.
+///
+/// The texts are copied.
+///
+/// Errors: `MP_ERROR_INVALID_ARGUMENT` for `MP_SUCCESS` and for a number that is not a status. This error then becomes
+/// the last error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_last_error_set(
+    status: mp_status_value,
+    driver_code: i64,
+    argument: *const c_char,
+    message: *const c_char,
+) -> mp_status_t {
+    let copied = |text: *const c_char| {
+        // SAFETY: not null, and the header requires a string that ends with NUL.
+        (!text.is_null()).then(|| c_text(&unsafe { CStr::from_ptr(text) }.to_string_lossy()))
+    };
+    guard(|| {
+        let place = usize::try_from(status).ok().and_then(|number| number.checked_sub(1));
+        let Some(known) = place.and_then(|place| ERRORS.get(place)) else {
+            let message = format!("status={status}: must be one of the values MP_ERROR_...");
+            return Err(Failure::invalid(c"status", message));
+        };
+        set_last_error(*known, driver_code, copied(argument), copied(message).unwrap_or_else(|| name_of(status).to_owned()));
+        Ok(())
+    })
+}
+
+/// Statuses of failed calls, in the order of their numbers from 1.
+const ERRORS: [mp_status_t; 22] = {
+    use mp_status_t::*;
+    [
+        MP_ERROR_INVALID_ARGUMENT,
+        MP_ERROR_INVALID_HANDLE,
+        MP_ERROR_INVALID_DEVICE,
+        MP_ERROR_INVALID_POINTER,
+        MP_ERROR_OVERLAP,
+        MP_ERROR_NO_ROUTE,
+        MP_ERROR_OUT_OF_MEMORY,
+        MP_ERROR_NOT_SUPPORTED,
+        MP_ERROR_NO_DRIVER,
+        MP_ERROR_DRIVER,
+        MP_ERROR_TOPOLOGY,
+        MP_ERROR_ENVIRONMENT,
+        MP_ERROR_VERSION_MISMATCH,
+        MP_ERROR_DATA_CORRUPTION,
+        MP_ERROR_INTERNAL,
+        MP_ERROR_PEER_GONE,
+        MP_ERROR_TIMEOUT,
+        MP_ERROR_RANK_FAILED,
+        MP_ERROR_ALLGATHER,
+        MP_ERROR_MESSAGE_TRUNCATED,
+        MP_ERROR_CANCELLED,
+        MP_ERROR_QUEUE_FULL,
+    ]
+};

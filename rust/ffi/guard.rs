@@ -8,6 +8,7 @@ use mpgpu_contexts::Error;
 use mpgpu_core::plan::PlanError;
 use mpgpu_ipc as ipc;
 use std::any::Any;
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -150,22 +151,40 @@ fn backend_status(error: &BackendError) -> (mp_status_t, Option<&'static CStr>) 
     }
 }
 
+/// Error as this thread reports it, with its texts as C strings.
+struct LastError {
+    status: mp_status_t,
+    driver_code: i64,
+    argument: Option<Cow<'static, CStr>>,
+    message: CString,
+}
+
 thread_local! {
-    /// Last error of this thread, and its message as a C string. `None` if no call has failed.
-    static LAST: RefCell<Option<(Failure, CString)>> = const { RefCell::new(None) };
+    /// Last error of this thread. `None` if no call has failed.
+    static LAST: RefCell<Option<LastError>> = const { RefCell::new(None) };
 }
 
 /// Returns the last error of this thread. Its texts are valid until the next error. The status is `MP_SUCCESS` and the
 /// texts are empty if no call has failed, or if the thread is ending and its storage has been released.
 pub(super) fn last_error() -> mp_error_info_t {
-    let view = |last: Option<&(Failure, CString)>| mp_error_info_t {
+    let view = |last: Option<&LastError>| mp_error_info_t {
         size: mp_error_info_t::FIRST_SIZE,
-        status: last.map_or(mp_status_t::MP_SUCCESS, |(failure, _)| failure.status),
-        driver_code: last.map_or(0, |(failure, _)| failure.driver_code),
-        argument: last.and_then(|(failure, _)| failure.argument).map_or(std::ptr::null(), CStr::as_ptr),
-        message: last.map_or(c"", |(_, message)| message).as_ptr(),
+        status: last.map_or(mp_status_t::MP_SUCCESS, |last| last.status),
+        driver_code: last.map_or(0, |last| last.driver_code),
+        argument: last.and_then(|last| last.argument.as_deref()).map_or(std::ptr::null(), CStr::as_ptr),
+        message: last.map_or(c"", |last| &last.message).as_ptr(),
     };
     LAST.try_with(|last| view(last.borrow().as_ref())).unwrap_or_else(|_| view(None))
+}
+
+/// Stores the last error of this thread. `argument` is the name of the invalid parameter.
+pub(super) fn set_last_error(status: mp_status_t, driver_code: i64, argument: Option<CString>, message: CString) {
+    store(LastError { status, driver_code, argument: argument.map(Cow::Owned), message });
+}
+
+/// Stores the last error of this thread. Does nothing if the thread is ending and its storage has been released.
+fn store(error: LastError) {
+    let _ = LAST.try_with(|last| *last.borrow_mut() = Some(error));
 }
 
 /// Converts text to a C string. A NUL inside the text is replaced by a visible character, so that the text is not cut.
@@ -180,9 +199,7 @@ pub(super) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> mp_status_t {
         Ok(Err(failure)) => failure,
         Err(payload) => Failure::panic(payload),
     };
-    let status = failure.status;
-    let message = c_text(&failure.message);
-    // Storing the error fails only if the thread is ending. The status is returned even then.
-    let _ = LAST.try_with(|last| *last.borrow_mut() = Some((failure, message)));
+    let Failure { status, driver_code, argument, message } = failure;
+    store(LastError { status, driver_code, argument: argument.map(Cow::Borrowed), message: c_text(&message) });
     status
 }

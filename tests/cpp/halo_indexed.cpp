@@ -51,10 +51,11 @@ halo::index_options options_for([[maybe_unused]] const mpgpu::context &ctx, std:
     return how;
 }
 
-/// Index lists of this rank in arrays of various integer types.
+/// Index lists of this rank in arrays of various integer types. The first entry of a vector has index `first`.
 class own_lists {
   public:
-    own_lists(const reference::lists &all, std::size_t rank, random_engine &random) {
+    own_lists(const reference::lists &all, std::size_t rank, random_engine &random, std::int64_t first)
+        : first_(first) {
         for (std::size_t other = 0; other < all.ranks; ++other) {
             const reference::pair_lists &out = all.pair(rank, other);
             const reference::pair_lists &in = all.pair(other, rank);
@@ -68,13 +69,16 @@ class own_lists {
     [[nodiscard]] const std::vector<halo::index_neighbour> &neighbours() const { return neighbours_; }
 
   private:
-    halo::index_list list(const std::vector<std::int64_t> &indices, random_engine &random) {
+    halo::index_list list(std::vector<std::int64_t> indices, random_engine &random) {
+        for (std::int64_t &index : indices) {
+            index += first_;
+        }
         bool is_range = true;
         for (std::size_t i = 1; i < indices.size(); ++i) {
             is_range = is_range && indices[i] == indices[i - 1] + 1;
         }
         if (is_range && any(random, 0, 3) != 0) {
-            return halo::index_list::range(indices.empty() ? 0 : indices[0], indices.size());
+            return halo::index_list::range(indices.empty() ? first_ : indices[0], indices.size());
         }
         switch (any(random, 0, 3)) {
         case 0:
@@ -88,6 +92,7 @@ class own_lists {
         }
     }
 
+    std::int64_t first_;
     std::vector<std::unique_ptr<std::vector<std::int32_t>>> signed_;
     std::vector<std::unique_ptr<std::vector<std::uint32_t>>> small_;
     std::vector<std::unique_ptr<std::vector<std::int64_t>>> wide_;
@@ -197,8 +202,10 @@ std::size_t run_case(const mpgpu::context &ctx, const mpgpu::mpi::node &node, st
     const std::size_t most = are_large ? any(random, 1024, 6000) : any(random, 1, 80);
     const reference::lists all = reference::make_lists(random, ranks, are_large ? 12 : are_many ? 3000 : 60);
     const mpgpu::device where = halo_test::device_of(ctx, world_rank);
-    const own_lists lists(all, rank, own);
-    halo::indexed ex(ctx, node, where, all.entries[rank], lists.neighbours(), options_for(ctx, most));
+    halo::index_options how = options_for(ctx, most);
+    how.first_index = static_cast<std::int64_t>(any(own, 0, 1));
+    const own_lists lists(all, rank, own, how.first_index);
+    halo::indexed ex(ctx, node, where, all.entries[rank], lists.neighbours(), how);
     const std::vector<mpgpu::stream> streams = [&] {
         std::vector<mpgpu::stream> made;
         made.emplace_back(ctx, where);

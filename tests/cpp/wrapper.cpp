@@ -90,6 +90,24 @@ TEST_CASE("every owning type gives its handle back once, whatever is moved where
     exercise(kind::request, [&] { return plan.execute(mpgpu::stream_view::default_stream()); });
 }
 
+TEST_CASE("a borrowed context is not destroyed") {
+    const balance balanced;
+    const mpgpu::context owner;
+    {
+        mpgpu::context borrowed = mpgpu::context::borrow(owner.get());
+        CHECK(borrowed.get() == owner.get());
+        const mpgpu::stream stream(borrowed, device::gpu(0));
+        const mpgpu::context moved = std::move(borrowed);
+        CHECK(moved.get() == owner.get());
+        CHECK_FALSE(borrowed); // NOLINT(bugprone-use-after-move): a moved-from object is empty, by contract
+        borrowed = mpgpu::context();
+        borrowed = mpgpu::context::borrow(owner.get()); // destroys its previous context
+        CHECK(counting::live(kind::context) == 1);
+    }
+    CHECK(counting::live(kind::context) == 1);
+    CHECK_FALSE(mpgpu::context::borrow(nullptr));
+}
+
 TEST_CASE("objects have their context wherever it, or what they were used with, is moved") {
     const balance balanced;
     std::optional<two_buffers> moved; // outlives the other objects

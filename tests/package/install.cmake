@@ -10,14 +10,14 @@ file(MAKE_DIRECTORY "${parent}")
 file(RENAME "${first}" "${PREFIX}")
 
 file(GLOB_RECURSE installed RELATIVE "${PREFIX}" "${PREFIX}/*")
-foreach(wanted IN ITEMS "include/mpgpu/mpgpu.h" "include/mpgpu/mpgpu.hpp" "include/mpgpu/fortran/mpgpu.f90" "lib[^/]*(/.*)?/libmpgpu.a" "cmake/mpgpu/mpgpu-config.cmake"
+foreach(wanted IN ITEMS "include/mpgpu/mpgpu.h" "include/mpgpu/mpgpu.hpp" "include/mpgpu/fortran/mpgpu.f90" "include/mpgpu/c/halo_indexed.cpp" "lib[^/]*(/.*)?/libmpgpu.a" "cmake/mpgpu/mpgpu-config.cmake"
         "pkgconfig/mpgpu.pc" "licenses/mpgpu/LICENSE-MIT" "licenses/mpgpu/LICENSE-APACHE" "licenses/mpgpu/LICENSE-THIRD-PARTY")
     if(NOT installed MATCHES "${wanted}")
         message(FATAL_ERROR "not installed: ${wanted}; installed: ${installed}")
     endif()
 endforeach()
 foreach(file IN LISTS installed)
-    if(file MATCHES "\\.(cmake|pc|h|hpp|cuh|f90)$")
+    if(file MATCHES "\\.(cmake|pc|h|hpp|cuh|f90|cpp)$")
         file(READ "${PREFIX}/${file}" text)
         foreach(path IN ITEMS "${first}" "${SOURCE}" "${BINARY}")
             string(FIND "${text}" "${path}" at)

@@ -6,7 +6,7 @@
 use crate::node::*;
 use mpgpu::abi::*;
 use std::collections::BTreeSet;
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::mem::offset_of;
 use std::process::Command;
 use std::ptr::{null, null_mut};
@@ -86,6 +86,8 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     let calls: Vec<(&str, mp_status_t, &str, mp_status_t)> = unsafe {
         vec![
             ("mp_last_error_info", mp_last_error_info(null_mut()), "info", ARGUMENT),
+            ("mp_last_error_set", mp_last_error_set(0, 0, null(), null()), "status", ARGUMENT),
+            ("mp_last_error_set", mp_last_error_set(23, 0, null(), null()), "status", ARGUMENT),
             ("mp_node_create", mp_node_create(null_mut(), 0, 1, Some(alone), null_mut(), null(), &mut out_node), "context", HANDLE),
             ("mp_node_create", mp_node_create(c, 0, 2, None, null_mut(), null(), &mut out_node), "allgather", ARGUMENT),
             ("mp_node_create", mp_node_create(c, 1, 1, Some(alone), null_mut(), null(), &mut out_node), "rank", ARGUMENT),
@@ -1045,6 +1047,32 @@ fn errors_are_of_the_thread_that_met_them() {
     ok(unsafe { mp_last_error_info(&mut info) });
     assert_eq!((info.status, info.driver_code, info.message), (MP_ERROR_INVALID_HANDLE, 0, mp_last_error()));
     assert_eq!(last_argument().as_deref(), Some("context"));
+}
+
+#[test]
+fn an_error_of_another_library_becomes_the_last_error() {
+    let mut info = error_info();
+    let text = |address: *const c_char| {
+        // SAFETY: the library owns the text, which is valid until the next failure.
+        (!address.is_null()).then(|| unsafe { CStr::from_ptr(address) }.to_str().expect("valid UTF-8").to_owned())
+    };
+    {
+        let (argument, message) = (CString::new("fields").expect("no NUL"), CString::new("9 fields: must be 1 to 8").expect("no NUL"));
+        // SAFETY: the texts end with NUL, and the library copies them.
+        ok(unsafe { mp_last_error_set(10, 700, argument.as_ptr(), message.as_ptr()) });
+    }
+    // SAFETY: a whole struct of the right size.
+    ok(unsafe { mp_last_error_info(&mut info) });
+    assert_eq!((info.status, info.driver_code), (MP_ERROR_DRIVER, 700));
+    assert_eq!((text(info.argument).as_deref(), text(info.message).as_deref()), (Some("fields"), Some("9 fields: must be 1 to 8")));
+    // SAFETY: both texts may be NULL.
+    ok(unsafe { mp_last_error_set(22, 0, null(), null()) });
+    // SAFETY: a whole struct of the right size.
+    ok(unsafe { mp_last_error_info(&mut info) });
+    assert_eq!(
+        (info.status, info.driver_code, info.argument, last_error().as_str()),
+        (MP_ERROR_QUEUE_FULL, 0, null(), "MP_ERROR_QUEUE_FULL")
+    );
 }
 
 #[test]

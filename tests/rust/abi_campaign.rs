@@ -344,6 +344,9 @@ impl Fuzzer<'_> {
         assert!(!ask!(self, mp_last_error()).is_null());
         let info = self.sized(info);
         call!(self, mp_last_error_info(info));
+        let text = |given: bool| if given { c"a text".as_ptr() } else { null() };
+        let (argument, message) = (text(self.one_in(2)), text(self.one_in(2)));
+        call!(self, mp_last_error_set(status, -1, argument, message));
     }
 
     fn log(&mut self) {

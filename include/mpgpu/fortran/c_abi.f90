@@ -370,6 +370,16 @@ module mpgpu_c
             integer(c_int) :: outcome
         end function mp_last_error_info
 
+        function mp_last_error_set(status, driver_code, argument, message) bind(c, name="mp_last_error_set") &
+                result(outcome)
+            import
+            integer(c_int), value :: status
+            integer(c_int64_t), value :: driver_code
+            character(kind=c_char), intent(in), optional :: argument(*)
+            character(kind=c_char), intent(in), optional :: message(*)
+            integer(c_int) :: outcome
+        end function mp_last_error_set
+
         function mp_log_set_callback(max_level, callback, user) bind(c, name="mp_log_set_callback") result(outcome)
             import
             integer(c_int), value :: max_level

@@ -22,9 +22,11 @@ namespace mpgpu::halo::detail {
 /// Arrays to which an `index_work` (kernel argument) refers, in host memory. The addresses of the messages are set by
 /// the caller.
 struct index_arrays {
-    /// Creates the arrays. `neighbours` are valid, and sorted by rank.
-    index_arrays(array_view<const index_neighbour> neighbours, std::size_t entries, std::size_t bytes)
-        : messages(neighbours.size()), entry_bytes(bytes) {
+    /// Creates the arrays. `neighbours` are valid, and sorted by rank. `first` is the index of the first entry of a
+    /// vector in the lists. In the arrays it is 0.
+    index_arrays(array_view<const index_neighbour> neighbours, std::size_t entries, std::size_t bytes,
+                 std::int64_t first = 0)
+        : messages(neighbours.size()), entry_bytes(bytes), first_index(first) {
         const bool is_wide = entries > std::size_t{1} + std::numeric_limits<std::uint32_t>::max();
         for (std::size_t m = 0; m < neighbours.size(); ++m) {
             messages[m].send = add(neighbours[m].send, is_wide);
@@ -35,7 +37,7 @@ struct index_arrays {
         add_targets(neighbours);
         overlaps = std::any_of(neighbours.begin(), neighbours.end(), [this](const index_neighbour &n) {
             for (std::size_t i = 0; i < n.receive.size(); ++i) {
-                const auto entry = static_cast<std::uint64_t>(n.receive[i]);
+                const auto entry = entry_of(n.receive, i);
                 const auto found = std::lower_bound(
                     targets.begin(), targets.end() - 1, entry,
                     [](const index_target &target, std::uint64_t wanted) { return target.entry < wanted; });
@@ -74,17 +76,22 @@ struct index_arrays {
     bool overlaps = false;               ///< true if a send list and a receive list contain the same entry
 
   private:
+    /// Returns the number of an entry of a list, from 0.
+    [[nodiscard]] std::uint64_t entry_of(const index_list &list, std::size_t position) const noexcept {
+        return static_cast<std::uint64_t>(list[position] - first_index);
+    }
+
     /// Appends an index list to the array of all lists.
     [[nodiscard]] index_part add(const index_list &list, bool is_wide) {
         if (list.is_range()) {
-            return {no_list, list.empty() ? 0 : static_cast<std::uint64_t>(list[0])};
+            return {no_list, list.empty() ? 0 : entry_of(list, 0)};
         }
         const index_part made{narrow.size() + wide.size(), 0};
         for (std::size_t i = 0; i < list.size(); ++i) {
             if (is_wide) {
-                wide.push_back(static_cast<std::uint64_t>(list[i]));
+                wide.push_back(entry_of(list, i));
             } else {
-                narrow.push_back(static_cast<std::uint32_t>(list[i]));
+                narrow.push_back(static_cast<std::uint32_t>(entry_of(list, i)));
             }
         }
         return made;
@@ -99,8 +106,8 @@ struct index_arrays {
         std::vector<contribution> all;
         for (std::size_t m = 0; m < neighbours.size(); ++m) {
             for (std::size_t i = 0; i < neighbours[m].send.size(); ++i) {
-                all.push_back({static_cast<std::uint64_t>(neighbours[m].send[i]),
-                               {static_cast<std::uint32_t>(m), static_cast<std::uint32_t>(i)}});
+                all.push_back(
+                    {entry_of(neighbours[m].send, i), {static_cast<std::uint32_t>(m), static_cast<std::uint32_t>(i)}});
             }
         }
         std::sort(all.begin(), all.end(), [](const contribution &a, const contribution &b) {
@@ -115,6 +122,8 @@ struct index_arrays {
         }
         targets.push_back({0, terms.size()});
     }
+
+    std::int64_t first_index; ///< index of the first entry of a vector in the lists of the neighbours
 };
 
 /// Returns a field divided into words of the largest size to which all its entries are aligned. If the exchange adds,

@@ -53,8 +53,8 @@ class indexed {
     /// with which this rank exchanges entries. A rank may occur at most once. If a rank sends an entry to another, each
     /// must list the other. All lists are copied.
     ///
-    /// If one rank cannot create the object, all ranks throw. They throw `argument_error` if an index is not less
-    /// than `entries`, if an entry is in two receive lists, or if the lengths of a send list and of its receive list
+    /// If one rank cannot create the object, all ranks throw. They throw `argument_error` if an index is not one of
+    /// an entry, if an entry is in two receive lists, or if the lengths of a send list and of its receive list
     /// differ. They throw `not_supported` if the memory of a neighbour on this node cannot be mapped, or if
     /// `index_options::kernel` is empty on the CUDA backend.
     indexed(const context &ctx, const mpi::node &node, device where, std::size_t entries,
@@ -246,7 +246,7 @@ class indexed {
     /// Sets the addresses of all messages, and creates the kernel.
     void connect(const context &ctx, const mpi::node &node, const detail::index_pairs &pairs, int sharing,
                  const index_options &how) {
-        detail::index_arrays arrays(pairs.neighbours, own_->entries, own_->entry_bytes);
+        detail::index_arrays arrays(pairs.neighbours, own_->entries, own_->entry_bytes, how.first_index);
         arrays.gone = own_->others->gone.data();
         std::vector<std::uint64_t *> there;
         for (std::size_t m = 0; m < pairs.neighbours.size(); ++m) {

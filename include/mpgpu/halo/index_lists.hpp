@@ -22,7 +22,8 @@
 
 namespace mpgpu::halo {
 
-/// List of indices of entries of a vector, or a contiguous range of entries. The first entry has index 0.
+/// List of indices of entries of a vector, or a contiguous range of entries. The first entry has index 0, unless
+/// `index_options::first_index` is 1.
 ///
 /// Contains a copy of the indices, which may have any integer type of 32 or 64 bits.
 class index_list {
@@ -145,33 +146,42 @@ struct index_options {
     /// `finish` waits without limit, even if a rank on another node has exited. Neighbours on this node are not
     /// affected. See `options::time_limit`.
     std::optional<std::chrono::nanoseconds> time_limit;
+    /// Index of the first entry of a vector in the index lists: 0, or 1 for lists of Fortran programs. Indices and
+    /// positions in error texts are then also counted from 1. May differ between ranks.
+    std::int64_t first_index = 0;
 };
 
 namespace detail {
 
 constexpr std::size_t most_entry_bytes = std::size_t{1} << 20U;
 
-/// Checks an index list of the neighbour `rank`. Returns the error, or nothing if all indices are less than `entries`.
+/// Checks an index list of the neighbour `rank`. Returns the error, or nothing if all indices are those of entries of a
+/// vector of length `entries`. `first` is the index of the first entry.
 [[nodiscard]] inline std::optional<error_details> wrong_list(const index_list &list, const char *name, int rank,
-                                                             std::size_t entries) {
+                                                             std::size_t entries, std::int64_t first) {
     const std::string whose = std::string(name) + " list of neighbour " + std::to_string(rank);
     if (list.size() > std::numeric_limits<std::uint32_t>::max()) {
         return invalid("neighbours", whose + ": " + std::to_string(list.size()) +
                                          " entries: the maximum is 2^32 - 1; use several halo::indexed objects");
     }
     const auto out_of_range = [&](std::int64_t index, std::size_t position) {
-        return invalid("neighbours", whose + ": index " + std::to_string(index) + " at position " +
-                                         std::to_string(position) +
-                                         (entries == 0 ? ": the vectors have 0"
-                                                       : ": must be 0 to " + std::to_string(entries - 1) +
-                                                             ", because the vectors have " + std::to_string(entries)) +
-                                         " entries; correct the list, or pass the length of the vectors as `entries`");
+        return invalid("neighbours",
+                       whose + ": index " + std::to_string(index) + " at position " +
+                           std::to_string(position + static_cast<std::size_t>(first)) +
+                           (entries == 0 ? ": the vectors have 0"
+                                         : ": must be " + std::to_string(first) + " to " +
+                                               std::to_string(entries - 1 + static_cast<std::size_t>(first)) +
+                                               ", because the vectors have " + std::to_string(entries)) +
+                           " entries; correct the list, or pass the length of the vectors as `entries`");
     };
-    const auto is_valid = [&](std::int64_t index) { return index >= 0 && static_cast<std::uint64_t>(index) < entries; };
+    const auto is_valid = [&](std::int64_t index) {
+        return index >= first && static_cast<std::uint64_t>(index - first) < entries;
+    };
     if (list.is_range() && !list.empty()) {
-        if (!is_valid(list[0]) || list.size() > entries - static_cast<std::uint64_t>(list[0])) {
-            const std::size_t position = is_valid(list[0]) ? entries - static_cast<std::uint64_t>(list[0]) : 0;
-            return out_of_range(list[position], position);
+        // Number of entries from the beginning of the range to the end of the vector.
+        const std::size_t most = is_valid(list[0]) ? entries - static_cast<std::uint64_t>(list[0] - first) : 0;
+        if (list.size() > most) {
+            return out_of_range(list[most], most);
         }
         return std::nullopt;
     }
@@ -207,9 +217,10 @@ constexpr std::size_t most_entry_bytes = std::size_t{1} << 20U;
                        ": an entry may be received at most once; keep only one of the occurrences");
 }
 
-/// Checks the neighbours of a rank. Returns the error, or nothing if they are valid.
+/// Checks the neighbours of a rank. Returns the error, or nothing if they are valid. `first` is the index of the first
+/// entry of a vector.
 [[nodiscard]] inline std::optional<error_details> wrong(array_view<const index_neighbour> neighbours,
-                                                        std::size_t entries, int ranks) {
+                                                        std::size_t entries, int ranks, std::int64_t first) {
     if (entries > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
         return invalid("entries", std::to_string(entries) + " entries: the maximum is 2^63 - 1");
     }
@@ -219,8 +230,8 @@ constexpr std::size_t most_entry_bytes = std::size_t{1} << 20U;
             return invalid("neighbours", "neighbour " + std::to_string(n.rank) + ": the communicator has " +
                                              std::to_string(ranks) + " ranks, numbered from 0");
         }
-        std::optional<error_details> found = wrong_list(n.send, "send", n.rank, entries);
-        found = found ? found : wrong_list(n.receive, "receive", n.rank, entries);
+        std::optional<error_details> found = wrong_list(n.send, "send", n.rank, entries, first);
+        found = found ? found : wrong_list(n.receive, "receive", n.rank, entries, first);
         if (found) {
             return found;
         }
@@ -244,6 +255,9 @@ constexpr std::size_t most_entry_bytes = std::size_t{1} << 20U;
     if (how.time_limit && how.time_limit->count() <= 0) {
         return invalid("how", "index_options::time_limit: " + std::to_string(how.time_limit->count()) +
                                   " ns: must be more than 0");
+    }
+    if (how.first_index != 0 && how.first_index != 1) {
+        return invalid("how", "index_options::first_index: " + std::to_string(how.first_index) + ": must be 0 or 1");
     }
     return std::nullopt;
 }

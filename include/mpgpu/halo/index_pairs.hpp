@@ -124,7 +124,7 @@ struct index_pairs {
                                                         array_view<const index_neighbour> neighbours,
                                                         const index_options &how) {
     std::optional<error_details> found = wrong(how);
-    found = found ? found : wrong(neighbours, entries, node.communicator_size());
+    found = found ? found : wrong(neighbours, entries, node.communicator_size(), how.first_index);
     if (!found && where.is_host()) {
         found = invalid("where", "device " + std::to_string(where.id()) +
                                      " is host memory: the vectors must be on a GPU; on the host backend, use a "

@@ -60,17 +60,21 @@ template <> struct processes<mpi::node> {
     /// Collective.
     template <class Step>
     static void together(const mpi::node &node, const Step &step, const char *argument = "arrays") {
+        together(node.everyone(), step, argument);
+    }
+    /// Calls `step()` on all ranks of a communicator. In all other respects it is the same as the overload with a node.
+    template <class Step> static void together(MPI_Comm all, const Step &step, const char *argument) {
 #if MPGPU_EXCEPTIONS
         try {
             step();
         } catch (...) {
-            static_cast<void>(everywhere(node.everyone(), false));
+            static_cast<void>(everywhere(all, false));
             throw;
         }
 #else
         step(); // without exceptions, a failure ends the process and the job
 #endif
-        if (!everywhere(node.everyone(), true)) {
+        if (!everywhere(all, true)) {
             fail(invalid(argument,
                          "another rank could not make its part of the halo exchange; its own error gives the reason"));
         }
