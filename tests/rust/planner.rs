@@ -370,6 +370,11 @@ fn threads_move_pageable_memory_over_all_links_that_help_where_the_driver_would_
         let staged = |ring: &Ring| ring.device.is_host();
         assert!(plan.program.rings.iter().filter(|ring| staged(ring)).map(Ring::bytes).sum::<u64>() <= 64 << 20);
     }
+    // Successive chunks form groups of a quarter of the ring. The stream waits for threads once for each group.
+    let one = of(8, 1, GIB).program;
+    let moved: Vec<&Op> = one.ops.iter().filter(|op| matches!(op.copies[0].from, Place::Slot { .. })).collect();
+    let waits = moved.iter().filter(|op| op.after.iter().any(|before| one.ops[before.0 as usize].mechanism == Mechanism::Thread)).count();
+    assert_eq!(waits, moved.len().div_ceil(one.rings[0].slots as usize / 4));
     let two = of(12, 2, GIB);
     // Copy threads process chunks in program order, so the chunks of the two links must alternate.
     let lanes: Vec<u32> = two.program.ops.iter().filter(|op| matches!(op.copies[0].from, Place::Slot { .. })).map(|op| op.lane.0).collect();
