@@ -1,7 +1,7 @@
 # Defines mpgpu::halo_c, the C functions of mpgpu/halo_indexed.h, if the project uses C++ and has found MPI for C or
-# C++, and mpgpu::halo_fortran, the Fortran module mpgpu_indexed, if the project also uses Fortran. The project compiles
-# them, with its own MPI. If it uses CUDA, its CUDA compiler compiles the C functions, so that they work on GPUs.
-# MPGPU_C_DIR contains the sources. This file is included after fortran.cmake.
+# C++. If the project also uses Fortran, this file also defines mpgpu::halo_fortran, the Fortran module mpgpu_indexed.
+# The project compiles both targets with its own MPI. If the project uses CUDA, its CUDA compiler compiles the C
+# functions, so that they work on GPUs. MPGPU_C_DIR contains their source. This file is included after fortran.cmake.
 
 set(mpgpu_halo_mpi "")
 foreach(target MPI::MPI_C MPI::MPI_CXX)

@@ -112,7 +112,8 @@ class context {
     }
 
     /// Returns an object that refers to the context `existing`, for libraries that receive contexts from C or Fortran
-    /// programs. The object does not own the context: its destructor does nothing. `existing` must outlive it.
+    /// programs. The object does not own the context, and its destructor does not destroy it. The context must outlive
+    /// the object.
     [[nodiscard]] static context borrow(mp_context_t existing) noexcept {
         return context(detail::handle<mp_context_t, owner>(existing, owner{false}));
     }
@@ -250,13 +251,13 @@ class context {
         failed.report(mp_stream_raise_signals(get(), stream.get(), signals.data(), signals.size()));
     }
 
-    /// Returns the C handle, which this object continues to own.
+    /// Returns the C handle. The ownership of the context does not change.
     [[nodiscard]] mp_context_t get() const noexcept { return handle_.get(); }
     /// Returns true if this object owns a context or refers to one.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
   private:
-    /// Function object that destroys the context, unless the object is from `borrow`.
+    /// Deleter of the context. Does nothing if `is_owner` is false, as in objects that `borrow` returns.
     struct owner {
         bool is_owner = true;
         void operator()(mp_context_t value) const noexcept {

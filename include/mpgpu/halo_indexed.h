@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Exchange of vector entries by index lists, for C programs with MPI. The C interface of mpgpu/halo_indexed.hpp.
+ * Exchange of vector entries by index lists, for C programs with MPI. This header is the C interface of
+ * mpgpu/halo_indexed.hpp.
  *
  *     mp_index_neighbour_t neighbours[2] = {
  *         {2, mp_index_list32(boundary_2, count_2), mp_index_range(owned, ghosts_2)}, rank, entries to send, to receive
  *         {5, mp_index_list32(boundary_5, count_5), mp_index_list32(ghost_list_5, ghosts_5)}};
  *     mp_halo_indexed_options_t options = MP_HALO_INDEXED_OPTIONS_INIT;
- *     options.entry_bytes = 4 * sizeof(double);         largest sum of the entry sizes of all fields of one exchange
+ *     options.entry_bytes = 4 * sizeof(double);         maximum bytes per entry, summed over the fields of an exchange
  *     mp_halo_indexed_t ex;
  *     mp_halo_indexed_create(context, MPI_COMM_WORLD, gpu, local_entries, neighbours, 2, &options, &ex);
  *     mp_index_field_t x = {values, local_entries, sizeof(double), 0, MP_NUMBER_F64};
  *     mp_halo_indexed_exchange(ex, stream, &x, 1, MP_INDEX_COPY);
  *     mp_halo_indexed_destroy(ex);
  *
- * These functions are not in the library, because MPI and the CUDA kernel belong to the program. The program compiles
- * mpgpu/c/halo_indexed.cpp, with its own MPI and, for GPUs, as CUDA source. In CMake, the target mpgpu::halo_c does so.
+ * The library does not contain these functions, because they call the program's MPI and launch a CUDA kernel that the
+ * program's CUDA compiler compiles. The program compiles mpgpu/c/halo_indexed.cpp, with its own MPI and, for GPUs, as
+ * CUDA source. In CMake, the target mpgpu::halo_c does so.
  *
- * The rules of mpgpu.h apply to these functions. Those that are collective are called by all ranks of the communicator,
- * in the same order. MPI must allow calls from the threads that call these functions. A context must not be destroyed
+ * The rules of mpgpu.h apply to these functions. All ranks of the communicator must call the collective functions in
+ * the same order. MPI must allow calls from the threads that call these functions. A context must not be destroyed
  * before the objects that were created in it.
  */
 #ifndef MPGPU_HALO_INDEXED_H
@@ -58,7 +60,7 @@ typedef enum {
 #define MP_INDEX_MOST_FIELDS 8
 
 /// List of indices of entries of a vector, or a contiguous range of entries. The first entry has index 0, unless
-/// `mp_halo_indexed_options_t::first_index` is 1. mp_index_list32, mp_index_list64 and mp_index_range create it.
+/// `mp_halo_indexed_options_t::first_index` is 1. mp_index_list32, mp_index_list64 and mp_index_range create lists.
 typedef struct {
     /// Address of `count` signed integers in host memory. NULL selects the range of `count` entries from index `first`.
     const void *indices;
@@ -78,11 +80,12 @@ typedef struct {
     int32_t rank;
     /// Entries to send, in the order of the message. An entry may occur several times, in one or several send lists.
     mp_index_list_t send;
-    /// Entries that receive the neighbour's message. An entry may occur only once in all receive lists.
+    /// Entries that receive the neighbour's message, in the order of the message. An entry may occur only once in all
+    /// receive lists.
     mp_index_list_t receive;
 } mp_index_neighbour_t;
 
-/// Vector that takes part in an exchange, in memory of the device of the exchange object. Entry `i`, from 0, has
+/// Field of an exchange: a vector in the memory of the exchange object's device. Entry `i`, counted from 0, has
 /// `entry_bytes` bytes and begins at `data + i * stride_bytes`.
 typedef struct {
     /// Address of the first entry.
@@ -91,7 +94,7 @@ typedef struct {
     uint64_t entries;
     /// Size of an entry, bytes.
     uint64_t entry_bytes;
-    /// Distance of adjacent entries, bytes. 0 selects `entry_bytes`.
+    /// Distance from the beginning of an entry to the beginning of the next, bytes. 0 selects `entry_bytes`.
     uint64_t stride_bytes;
     /// Type of the numbers in an entry.
     mp_number_t values;
@@ -104,15 +107,15 @@ typedef struct {
     /// Largest number of bytes per entry in an exchange: the sum of `mp_index_field_t::entry_bytes` over all fields
     /// that are exchanged together. At most 1 MiB. Equal on all ranks. 0 selects 8, which is one `double`.
     uint64_t entry_bytes;
-    /// Longest time from the end of mp_halo_indexed_start until all messages to and from other nodes have been
-    /// transferred, seconds. After this time, mp_halo_indexed_finish returns `MP_ERROR_TIMEOUT`. 0 selects no limit.
-    /// Neighbours on this node are not affected.
+    /// Time limit for messages to and from other nodes, seconds. The time begins at the end of mp_halo_indexed_start.
+    /// If not all messages have been transferred after this time, mp_halo_indexed_finish returns `MP_ERROR_TIMEOUT`.
+    /// mp_halo_indexed_exchange has the same limit. 0 selects no limit. Neighbours on this node are not affected.
     double time_limit;
     /// Index of the first entry of a vector in the index lists: 0 or 1. Indices and positions in error texts are
     /// counted from the same number.
     int32_t first_index;
-    /// Communicator of the ranks on this machine that share memory, which may be a part of them. `MPI_COMM_NULL`
-    /// selects all ranks of the communicator on this machine. Either all ranks pass `MPI_COMM_NULL`, or none does.
+    /// Communicator of the ranks that share memory. It contains all or some of the ranks on this machine.
+    /// `MPI_COMM_NULL` selects all of them. Either all ranks pass `MPI_COMM_NULL`, or none does.
     MPI_Comm local;
 } mp_halo_indexed_options_t;
 
@@ -154,14 +157,14 @@ extern "C" {
 ///
 /// Several objects of one communicator may exist. Each has its own node (`mp_node_t`) and message buffers.
 ///
-/// If one rank fails, the call fails on all ranks. That rank gets its own error. The others get an error which states
-/// that another rank has failed. Exception: the other ranks wait if MPI is not initialised or `communicator` is
-/// `MPI_COMM_NULL`.
+/// If one rank fails, the call fails on all ranks. The error of that rank gives the reason. The other ranks get an
+/// error which states that another rank has failed. Exception: if a rank passes `MPI_COMM_NULL` as `communicator`, or
+/// makes the call before MPI_Init or after MPI_Finalize, only this rank gets an error, and the other ranks block.
 ///
 /// Errors:
-/// - `MP_ERROR_INVALID_ARGUMENT` if an index is not one of an entry, if an entry is in two receive lists, if the
-/// lengths
-///   of a send list and of its receive list differ, or if another argument is invalid.
+/// - `MP_ERROR_INVALID_ARGUMENT` if an index is out of range, if an entry occurs twice in the receive lists, if a send
+///   list and the corresponding receive list of the neighbour have different lengths, or if another argument is
+///   invalid.
 /// - `MP_ERROR_NOT_SUPPORTED` if the memory of a neighbour on this node cannot be mapped, or if the context uses CUDA
 ///   and mpgpu/c/halo_indexed.cpp was not compiled as CUDA source.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_OUT_OF_MEMORY`, `MP_ERROR_RANK_FAILED`,
@@ -170,9 +173,9 @@ mp_status_t mp_halo_indexed_create(mp_context_t context, MPI_Comm communicator, 
                                    const mp_index_neighbour_t *neighbours, size_t neighbour_count,
                                    const mp_halo_indexed_options_t *options, mp_halo_indexed_t *indexed);
 
-/// Enqueues an exchange of `field_count` fields, at most `MP_INDEX_MOST_FIELDS`, after all earlier work in `stream` and
-/// before all later work. Blocks only if this rank has neighbours on other nodes. `fields` is read during the call. The
-/// vectors must exist until the exchange has finished.
+/// Enqueues an exchange of `field_count` fields after all earlier work in `stream` and before all later work.
+/// `field_count` is 1 to `MP_INDEX_MOST_FIELDS`. Blocks only if this rank has neighbours on other nodes. `fields` is
+/// read only during the call. The vectors must exist until the exchange has finished.
 ///
 /// All ranks execute the same exchanges in the same order, with the same operations. They pass the same number of
 /// fields with the same entry sizes. The fields may differ in each exchange.
@@ -200,9 +203,10 @@ mp_status_t mp_halo_indexed_start(mp_halo_indexed_t indexed, mp_stream_t stream,
 /// Errors: those of mp_halo_indexed_exchange. `MP_ERROR_INVALID_ARGUMENT` if no exchange was started.
 mp_status_t mp_halo_indexed_finish(mp_halo_indexed_t indexed, mp_stream_t stream);
 
-/// Returns the length of the vectors of this rank in `*entries`, and the numbers of entries that this rank sends and
-/// receives in an exchange in `*sent` and `*received`. Both include entries of the rank to itself, and are exchanged
-/// with `MP_INDEX_REVERSE_ADD`. Each pointer may be NULL.
+/// Returns the length of the vectors of this rank in `*entries`, the number of entries that this rank sends in an
+/// exchange in `*sent`, and the number that it receives in `*received`. Both numbers include the entries that the rank
+/// sends to itself. With `MP_INDEX_REVERSE_ADD`, the rank sends `*received` entries and receives `*sent` entries. Each
+/// pointer may be NULL.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 mp_status_t mp_halo_indexed_get_info(mp_halo_indexed_t indexed, uint64_t *entries, uint64_t *sent, uint64_t *received);
@@ -214,9 +218,9 @@ mp_status_t mp_halo_indexed_get_info(mp_halo_indexed_t indexed, uint64_t *entrie
 /// a different collective call. `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_DRIVER`.
 mp_status_t mp_halo_indexed_destroy(mp_halo_indexed_t indexed);
 
-/// Destroys an exchange object without the other ranks, after an exchange has failed. Blocks until the enqueued work of
-/// this rank has finished. The other ranks of this node get `MP_ERROR_PEER_GONE` in later exchanges. The handle is then
-/// invalid. Some of its memory remains allocated if MPI can neither complete nor cancel a message.
+/// Destroys the exchange object of this rank after an exchange has failed. Not collective. Blocks until the enqueued
+/// work of this rank has finished. The other ranks of this node get `MP_ERROR_PEER_GONE` in later exchanges. The handle
+/// is then invalid. Some memory of the object remains allocated if MPI can neither complete nor cancel a message.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 mp_status_t mp_halo_indexed_leave(mp_halo_indexed_t indexed);

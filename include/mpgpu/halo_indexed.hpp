@@ -12,7 +12,7 @@
 /// // Rank, entries to send, entries to receive.
 /// neighbours.push_back({2, entries_for_2, mpgpu::halo::index_list::range(owned, from_2)});
 /// mpgpu::halo::index_options how;
-/// how.entry_bytes = 4 * sizeof(double); // largest sum of the entry sizes of all fields of one exchange
+/// how.entry_bytes = 4 * sizeof(double); // maximum bytes per entry, summed over the fields of an exchange
 /// mpgpu::halo::indexed ex(ctx, node, node.device(), local_entries, neighbours, how); // collective
 ///
 /// ex.exchange(stream, x); // one vector

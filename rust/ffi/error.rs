@@ -68,18 +68,18 @@ pub unsafe extern "C" fn mp_last_error_info(info: *mut mp_error_info_t) -> mp_st
     })
 }
 
-/// Makes an error the last error of the calling thread. For libraries on top of this one whose functions report errors
-/// in the same way, such as mpgpu/halo_indexed.h.
+/// Sets the last error of the calling thread, which `mp_last_error` and `mp_last_error_info` report. Libraries that use
+/// mpgpu call this function to report their own errors. The functions of mpgpu/halo_indexed.h are an example.
 ///
-/// - `status` is the status that the failed function returns, not `MP_SUCCESS`.
+/// - `status` is the status that the failed function returns. `MP_SUCCESS` is not allowed.
 /// - `driver_code` is the error code of the driver or the operating system, or 0.
 /// - `argument` is the name of the invalid argument, or NULL.
 /// - `message` is the error text. NULL selects the name of the status.
 ///
 /// The texts are copied.
 ///
-/// Errors: `MP_ERROR_INVALID_ARGUMENT` for `MP_SUCCESS` and for a number that is not a status. This error then becomes
-/// the last error.
+/// Errors: `MP_ERROR_INVALID_ARGUMENT` if `status` is `MP_SUCCESS` or is not a value of `mp_status_t`. This error then
+/// becomes the last error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_last_error_set(
     status: mp_status_value,

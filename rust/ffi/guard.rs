@@ -151,7 +151,7 @@ fn backend_status(error: &BackendError) -> (mp_status_t, Option<&'static CStr>) 
     }
 }
 
-/// Error as this thread reports it, with its texts as C strings.
+/// Last error of a thread, with its texts as C strings.
 struct LastError {
     status: mp_status_t,
     driver_code: i64,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Implements mpgpu/halo_indexed.h and the C functions of the Fortran module mpgpu_indexed by
-// mpgpu/halo_indexed.hpp. Programs compile this source with their own MPI. If it is compiled as CUDA source, exchanges
-// on GPUs are possible. In CMake, the target mpgpu::halo_c compiles it.
+// Implements the functions of mpgpu/halo_indexed.h and the C functions of the Fortran module mpgpu_indexed. They use
+// the C++ header mpgpu/halo_indexed.hpp. Programs compile this source with their own MPI. Exchanges on GPUs require
+// that it is compiled as CUDA source. In CMake, the target mpgpu::halo_c compiles it.
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX 1
 #endif
@@ -52,7 +52,7 @@ struct translation {
     const char *fortran;
 };
 
-// A text that contains another precedes it.
+// The texts are replaced in this order. A text that contains another one must come before it.
 constexpr std::array<translation, 10> translations{{
     {"use field_of with a vector of float or double, or set index_field::values",
      "set mp_index_field_t::values to MP_NUMBER_F32 or MP_NUMBER_F64",
@@ -99,7 +99,7 @@ mp_status_t report(const mpgpu::error &e, language names) noexcept {
     return status;
 }
 
-/// Calls `body()`. Returns the status of its exception, which becomes the last error of this thread, or `MP_SUCCESS`.
+/// Calls `body()`. Returns `MP_SUCCESS`, or the status of the exception, which becomes the last error of this thread.
 template <class Body> mp_status_t guarded(language names, const Body &body) noexcept {
     mp_status_t status = MP_ERROR_INTERNAL;
     const char *text = "unknown exception; please report this";
@@ -131,17 +131,16 @@ template <class Body> mp_status_t guarded(language names, const Body &body) noex
 /// Exchange object with the resources that it requires. The members are destroyed in reverse order.
 struct exchange_object {
     language names;
-    mpgpu::context context; ///< context of the program, which owns it
+    mpgpu::context context; ///< context of the program, not owned by this object
     mpgpu::device where;
     mpgpu::mpi::node node;
     halo::indexed exchange;
 };
 
-/// Table of all exchange objects. A handle is a number that is never used again, so that destroyed handles are
-/// detected.
+/// Table of all exchange objects. Numbers of handles are not reused, so that handles of destroyed objects are detected.
 class object_table {
   public:
-    /// Reserves a place for an object, so that `fill` cannot fail. Returns its handle.
+    /// Reserves a place for an object, so that `fill` cannot fail. Returns the handle of the place.
     std::uintptr_t reserve() {
         const std::lock_guard<std::mutex> locked(mutex_);
         next_ += step;
@@ -174,7 +173,8 @@ class object_table {
   private:
     using objects = std::map<std::uintptr_t, std::unique_ptr<exchange_object>>;
 
-    // Bits 28 to 31 of the library's own handles contain their kind, from 1. They are 0 in the first 2^24 handles here.
+    // Bits 28 to 31 of a handle of the library contain the kind of its object, which is not 0. In the first 2^24
+    // handles of this table, these bits are 0. These handles therefore differ from all handles of the library.
     static constexpr std::uintptr_t step = 16;
 
     objects::iterator place_of(mp_halo_indexed_t handle) {
@@ -227,7 +227,7 @@ class reserved_place {
     std::uintptr_t handle_ = 0;
 };
 
-/// Throws if an array is NULL or not aligned although it has elements.
+/// Throws if an array has elements and is NULL or not aligned.
 void check_array(const void *array, std::uint64_t count, std::size_t alignment, const std::string &what,
                  const char *argument) {
     if (count > 0 && array == nullptr) {
@@ -305,7 +305,7 @@ halo::index_options options_of(const creation &with, [[maybe_unused]] mpgpu::bac
     if (with.time_limit > 0) {
         const std::chrono::duration<double> seconds(with.time_limit);
         how.time_limit = std::max(std::chrono::duration_cast<std::chrono::nanoseconds>(seconds),
-                                  std::chrono::nanoseconds(1)); // a shorter time limit would be 0
+                                  std::chrono::nanoseconds(1)); // a limit below 1 ns would be rounded to 0
     }
 #ifdef __CUDACC__
     if (backend != mpgpu::backend::host) {
@@ -334,11 +334,12 @@ void check_mpi() {
     }
 }
 
-/// Creates an object. `check()` throws if arguments are invalid that `with` does not contain. Collective.
+/// Creates an object. `check()` checks the arguments that `with` does not contain, and throws if one of them is
+/// invalid. Collective.
 template <class Check> mp_halo_indexed_t create(const creation &with, const Check &check) {
     using ranks = halo::detail::processes<mpgpu::mpi::node>;
     if (with.communicator == MPI_COMM_NULL) { // this rank cannot notify the others
-        refuse("communicator", "communicator is MPI_COMM_NULL: pass that of the ranks that exchange entries");
+        refuse("communicator", "communicator is MPI_COMM_NULL: pass the communicator of ranks that exchange entries");
     }
     reserved_place place;
     std::unique_ptr<exchange_object> made;

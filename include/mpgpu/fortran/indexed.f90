@@ -12,7 +12,8 @@
 !     call ex%exchange(stream, mpgpu_index_field(x, local_entries))
 !     call ex%destroy()                                                       ! collective, before MPI_Finalize
 !
-! Indices and positions are counted from 1: the first entry of a vector has index 1. Ranks are counted from 0, as in MPI.
+! Indices are counted from 1: the first entry of a vector has index 1. Error texts count positions in lists from 1, too. Ranks are
+! counted from 0, as in MPI.
 ! `stat` and `errmsg` work as in module mpgpu.
 !
 ! mpgpu/halo_indexed.h documents the exchange and its errors. MPI must allow calls from the threads that call these procedures.
@@ -25,8 +26,9 @@ module mpgpu_indexed
 
     ! Type of the numbers in an entry: not known, real(4), real(8). Only operations that add need it.
     integer(c_int), parameter, public :: MP_NUMBER_NONE = 0, MP_NUMBER_F32 = 1, MP_NUMBER_F64 = 2
-    ! Operation of an exchange: entries of send lists are copied to, or added to, entries of receive lists; entries of receive lists
-    ! are sent back and added to entries of send lists.
+    ! Operation of an exchange. MP_INDEX_COPY copies the entries of the send lists to the entries of the receive lists. MP_INDEX_ADD
+    ! adds them to the entries of the receive lists. MP_INDEX_REVERSE_ADD sends the entries of the receive lists back and adds them to
+    ! the entries of the send lists.
     integer(c_int), parameter, public :: MP_INDEX_COPY = 0, MP_INDEX_ADD = 1, MP_INDEX_REVERSE_ADD = 2
     ! Largest number of fields in an exchange.
     integer, parameter, public :: MP_INDEX_MOST_FIELDS = 8
@@ -56,12 +58,12 @@ module mpgpu_indexed
         type(mpgpu_index_list) :: receive  ! entries to receive; an entry may occur only once in all receive lists
     end type mpgpu_index_neighbour
 
-    ! Vector that takes part in an exchange, in memory of the device of the exchange object. Does not own the memory.
+    ! Field of an exchange: a vector in the memory of the exchange object's device. Does not own the memory.
     type, bind(c) :: mpgpu_index_field
         type(c_ptr) :: data = c_null_ptr           ! address of the first entry, as in mpgpu_array
         integer(c_int64_t) :: entries = 0          ! number of entries
-        integer(c_int64_t) :: entry_bytes = 8      ! size of an entry
-        integer(c_int64_t) :: stride_bytes = 0     ! distance of adjacent entries; 0 selects entry_bytes
+        integer(c_int64_t) :: entry_bytes = 8      ! size of an entry, bytes
+        integer(c_int64_t) :: stride_bytes = 0     ! distance from an entry to the next, bytes; 0 selects entry_bytes
         integer(c_int) :: values = MP_NUMBER_NONE  ! type of the numbers in an entry
     end type mpgpu_index_field
 
@@ -206,9 +208,10 @@ contains
     ! Creates an exchange object. Collective over `communicator`, an integer handle of MPI. For a communicator of mpi_f08, pass its
     ! component MPI_VAL. `device` is the GPU of the vectors of this rank, and `entries` the length of the vectors, in entries.
     !
-    ! `entry_bytes` is the largest sum of the entry sizes of all fields that are exchanged together, equal on all ranks. By default
-    ! it is 8. `time_limit`, in seconds, limits the time of messages between nodes. By default there is no limit. `local` is the
-    ! communicator of the ranks on this machine that share memory. By default the procedure itself finds these ranks.
+    ! `entry_bytes` is the maximum number of bytes per entry, summed over the fields that are exchanged together. All ranks pass the
+    ! same value. By default it is 8. `time_limit`, in seconds, limits the time of messages between nodes. By default there is no
+    ! limit. `local` is the communicator of the ranks on this machine that share memory. By default, these are all ranks of
+    ! `communicator` on this machine.
     subroutine create_64(self, ctx, communicator, device, entries, neighbours, entry_bytes, time_limit, local, stat, errmsg)
         class(mpgpu_index_exchange), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -351,8 +354,8 @@ contains
         call mpgpu_report(mp_halo_indexed_get_info(self%handle, entries, sent, received), stat, errmsg)
     end subroutine info
 
-    ! Destroys the object. Collective; all ranks call it before MPI_Finalize. Blocks until the exchanges have finished. The object
-    ! is then empty, also after an error.
+    ! Destroys the exchange object. Collective; all ranks call it before MPI_Finalize. Blocks until the exchanges have finished. The
+    ! object is then empty, also after an error.
     subroutine destroy(self, stat, errmsg)
         class(mpgpu_index_exchange), intent(inout) :: self
         integer, intent(out), optional :: stat
@@ -363,7 +366,7 @@ contains
         call mpgpu_report(mp_halo_indexed_destroy(handle), stat, errmsg)
     end subroutine destroy
 
-    ! Destroys the object without the other ranks, after an exchange has failed.
+    ! Destroys the exchange object of this rank after an exchange has failed. Not collective. The object is then empty.
     subroutine leave(self, stat, errmsg)
         class(mpgpu_index_exchange), intent(inout) :: self
         integer, intent(out), optional :: stat

@@ -23,7 +23,7 @@ namespace mpgpu::halo::detail {
 /// the caller.
 struct index_arrays {
     /// Creates the arrays. `neighbours` are valid, and sorted by rank. `first` is the index of the first entry of a
-    /// vector in the lists. In the arrays it is 0.
+    /// vector in the lists of the neighbours. In the arrays, the first entry has index 0.
     index_arrays(array_view<const index_neighbour> neighbours, std::size_t entries, std::size_t bytes,
                  std::int64_t first = 0)
         : messages(neighbours.size()), entry_bytes(bytes), first_index(first) {
@@ -76,7 +76,7 @@ struct index_arrays {
     bool overlaps = false;               ///< true if a send list and a receive list contain the same entry
 
   private:
-    /// Returns the number of an entry of a list, from 0.
+    /// Returns the index that a list contains at a position, converted such that the first entry has index 0.
     [[nodiscard]] std::uint64_t entry_of(const index_list &list, std::size_t position) const noexcept {
         return static_cast<std::uint64_t>(list[position] - first_index);
     }

@@ -53,10 +53,10 @@ class indexed {
     /// with which this rank exchanges entries. A rank may occur at most once. If a rank sends an entry to another, each
     /// must list the other. All lists are copied.
     ///
-    /// If one rank cannot create the object, all ranks throw. They throw `argument_error` if an index is not one of
-    /// an entry, if an entry is in two receive lists, or if the lengths of a send list and of its receive list
-    /// differ. They throw `not_supported` if the memory of a neighbour on this node cannot be mapped, or if
-    /// `index_options::kernel` is empty on the CUDA backend.
+    /// If one rank cannot create the object, all ranks throw. They throw `argument_error` if an index is out of range,
+    /// if an entry occurs twice in the receive lists, or if a send list and the corresponding receive list of the
+    /// neighbour have different lengths. They throw `not_supported` if the memory of a neighbour on this node cannot be
+    /// mapped, or if `index_options::kernel` is empty on the CUDA backend.
     indexed(const context &ctx, const mpi::node &node, device where, std::size_t entries,
             array_view<const index_neighbour> neighbours, const index_options &how = {})
         : indexed(make(ctx, node, where, entries, neighbours, how)) {}

@@ -146,8 +146,8 @@ struct index_options {
     /// `finish` waits without limit, even if a rank on another node has exited. Neighbours on this node are not
     /// affected. See `options::time_limit`.
     std::optional<std::chrono::nanoseconds> time_limit;
-    /// Index of the first entry of a vector in the index lists: 0, or 1 for lists of Fortran programs. Indices and
-    /// positions in error texts are then also counted from 1. May differ between ranks.
+    /// Index of the first entry of a vector in the index lists: 0, or 1 for lists of Fortran programs. If it is 1,
+    /// error texts also count indices and positions in lists from 1. May differ between ranks.
     std::int64_t first_index = 0;
 };
 
@@ -155,8 +155,8 @@ namespace detail {
 
 constexpr std::size_t most_entry_bytes = std::size_t{1} << 20U;
 
-/// Checks an index list of the neighbour `rank`. Returns the error, or nothing if all indices are those of entries of a
-/// vector of length `entries`. `first` is the index of the first entry.
+/// Checks an index list of the neighbour `rank`. Returns the error, or nothing if all indices are in range for a vector
+/// of `entries` entries. `first` is the index of the first entry.
 [[nodiscard]] inline std::optional<error_details> wrong_list(const index_list &list, const char *name, int rank,
                                                              std::size_t entries, std::int64_t first) {
     const std::string whose = std::string(name) + " list of neighbour " + std::to_string(rank);

@@ -6,11 +6,11 @@
 //! copy in the lane (internal stream) empties it, or the reverse. Threads process chunks in the order of the program. The operations of
 //! different lanes are therefore interleaved such that all lanes progress evenly.
 //!
-//! Each time a stream waits for a thread and notifies threads afterwards, its link idles for about 6 us. A chunk of 2 MiB takes 38 us.
-//! Successive chunks of a lane therefore form a group, which is handed over as a whole: the stream waits for all threads that fill the group,
-//! moves its chunks without any waits in between, and notifies threads after the last chunk. On an H200, 15 threads read a file of 6 GiB from
-//! tmpfs into the GPU at 47.2 GB/s in groups of one chunk, and at 49.3, 50.1 and 50.7 GB/s in groups of 2, 4 and 8 chunks
-//! (2026-11-30).
+//! Each time a stream waits for a thread and notifies threads afterwards, its link idles for about 6 us. The copy of a chunk of 2 MiB over
+//! the link takes 38 us. Successive chunks of a lane therefore form a group with one synchronisation: the stream waits until the threads
+//! have filled (or emptied) all slots of the group, copies all chunks back to back, and then notifies the threads. On an H200, 15 threads
+//! read a file of 6 GiB from tmpfs into the GPU at 47.2 GB/s in groups of one chunk, and at 49.3, 50.1 and 50.7 GB/s in groups of 2, 4 and
+//! 8 chunks (2026-11-30).
 
 use super::options::Options;
 use super::planned::{Plan, ThreadUse};
@@ -197,7 +197,7 @@ impl Through<'_> {
     }
 
     /// Adds the chunks of a group to the program: their copies by threads, and their copies in the internal stream. `after` contains the
-    /// operations that must end before the group starts. Returns the last operation of the stream.
+    /// operations that must end before the first copy in the stream starts. Returns the last operation of the group in the stream.
     fn push_chunks(
         &self,
         program: &mut Program,
@@ -239,7 +239,8 @@ impl Through<'_> {
         last
     }
 
-    /// Returns the elements of the new program in the order of their progress. Successive chunks of an internal stream form a group.
+    /// Returns the elements (operations or chunks) of the new program in groups. The groups are in the order of the progress of their first
+    /// elements. Successive chunks of an internal stream form a group. Each operation is a group of its own.
     fn groups(&self, rings: &BTreeMap<LaneId, LaneRing>) -> Vec<SmallVec<[Unit; 4]>> {
         let mut units = self.units(rings);
         units.sort_by(|a, b| a.progress.total_cmp(&b.progress).then(a.ends.first().cmp(&b.ends.first())));
@@ -361,7 +362,7 @@ fn push(program: &mut Program, lane: LaneId, mechanism: Mechanism, copies: Small
 
 impl LaneRing {
     /// Returns the maximum number of slots that the chunks of a group use. The ring has room for four groups, so threads fill or empty
-    /// some groups while the stream moves another.
+    /// slots of some groups while the stream copies another group.
     fn group(&self) -> usize {
         self.slots as usize / 4
     }
