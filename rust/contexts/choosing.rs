@@ -25,9 +25,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// two timestamps takes about 2 us of host time, so measuring adds 0.03 us per execution.
 pub const STEADY: u32 = 64;
 
-/// Maximum number of measured executions whose times are not known yet. While there are so many, no further execution is measured.
-const MOST_UNDER_WAY: usize = 8;
-
 /// Maximum number of executions between two polls for measured times that are not available yet.
 const MOST_PATIENCE: u32 = 16;
 
@@ -211,13 +208,7 @@ impl<M: Measurement> Choosing<M> {
         if !self.is_timed {
             return Choice { variant: self.in_force(), measure: false };
         }
-        let choice = self.chooser.next_execution();
-        // A variant other than the active one is tried only if its time can be measured.
-        if choice.measure && self.under_way.len() < MOST_UNDER_WAY {
-            choice
-        } else {
-            Choice { variant: self.chooser.unmeasured(), measure: false }
-        }
+        self.chooser.next_execution(self.under_way.len())
     }
 
     /// Returns the number of variants.

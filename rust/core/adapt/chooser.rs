@@ -5,6 +5,15 @@ use super::times::{News, Times};
 /// Maximum number of variants of a plan.
 pub const MAX_VARIANTS: usize = 4;
 
+/// Maximum number of measured executions whose times are not known yet. While there are so many, no further execution is measured. Half of
+/// them are reserved for trial executions.
+pub const MOST_UNDER_WAY: usize = 8;
+
+/// Number of executions after which a caller that knows no measured time yet is assumed to enqueue far ahead of the device. Each variant then
+/// gets a trial execution at once. The cost of these executions is small compared with the queue, and without them the next decision about
+/// the variant would be made only when the whole queue has been executed.
+const AHEAD: u64 = 16;
+
 /// Fraction of the elapsed time that trial executions of inactive variants may cost. The goal is 1 %. The value is lower, because some
 /// trial executions cost more than expected.
 const TRIES: f64 = 1.0 / 128.0;
@@ -194,14 +203,18 @@ impl Chooser {
         chooser
     }
 
-    /// Returns the decision for the next execution. Most calls only increment and compare a counter.
+    /// Returns the decision for the next execution of a caller that has `under_way` measured executions whose times it has not reported yet.
+    /// Most calls only increment and compare a counter.
     #[inline]
-    pub fn next_execution(&mut self) -> Choice {
+    pub fn next_execution(&mut self, under_way: usize) -> Choice {
         self.tick += 1;
         if self.tick < self.event {
             return Choice { variant: self.in_force, measure: false };
         }
-        self.think()
+        if under_way >= MOST_UNDER_WAY {
+            return Choice { variant: self.unmeasured(), measure: false };
+        }
+        self.think(under_way < MOST_UNDER_WAY / 2)
     }
 
     /// Reports that a measured execution of `variant` took `ns` nanoseconds. Reports may arrive late, in any order, or never.
@@ -278,21 +291,22 @@ impl Chooser {
         self.tries
     }
 
+    /// Makes the decision for the next execution. Only a trial execution is measured if `has_room` is false.
     #[cold]
-    fn think(&mut self) -> Choice {
+    fn think(&mut self, has_room: bool) -> Choice {
         self.count();
         for variant in 0..self.variants {
             if self.pending[variant].take_if(|pending| self.tick > pending.0 + OVERDUE).is_some() {
                 self.due[variant] = self.tick + self.interval(variant);
             }
         }
-        let is_measured = self.tick >= self.measure_at;
+        let is_measured = has_room && self.tick >= self.measure_at;
         let choice = if self.alarm && is_measured {
             Choice { variant: self.in_force, measure: true }
         } else if let Some(variant) = self.try_now() {
             Choice { variant, measure: true }
         } else if self.alarm {
-            Choice { variant: self.seems_fastest(), measure: true }
+            Choice { variant: self.seems_fastest(), measure: has_room }
         } else {
             Choice { variant: self.in_force, measure: is_measured }
         };
@@ -300,7 +314,7 @@ impl Chooser {
             if choice.measure {
                 self.measure_at = self.tick + self.period;
             }
-        } else {
+        } else if choice.measure {
             self.tries += 1;
         }
         let others = (0..self.variants).filter(|v| *v != self.in_force);
@@ -317,7 +331,9 @@ impl Chooser {
         let times = &self.times[variant];
         let unit = self.unit();
         let loss = self.cost_of(self.prediction(variant));
+        let is_ahead = self.alarm && self.tick > AHEAD && self.times.iter().all(|times| times.count() == 0);
         let (cost, advance) = match times.count() {
+            0 if is_ahead => (0.0, 0.0),
             0 if loss > EXPECTED_GAIN * unit => (loss, 0.0),
             0 if self.tick <= self.free => (0.0, 0.0),
             // While an unmeasured variant has a trial execution whose time is not known yet, no other unmeasured variant gets one.
@@ -434,7 +450,10 @@ impl Chooser {
             }
             News::Outlier => self.dense(),
             News::Expected => {
-                if self.times[self.in_force].count() < 3 {
+                // While a variant with fewer than two times seems faster, the executions use it, and measure it.
+                let fastest = self.seems_fastest();
+                let is_open = fastest != self.in_force && self.times[fastest].count() < 2;
+                if self.times[self.in_force].count() < 3 || self.alarm && is_open {
                     return self.dense();
                 }
                 self.alarm = false;

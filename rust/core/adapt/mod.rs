@@ -59,6 +59,6 @@ mod times;
 mod variants;
 mod world;
 
-pub use chooser::{Choice, Chooser, MAX_VARIANTS};
+pub use chooser::{Choice, Chooser, MAX_VARIANTS, MOST_UNDER_WAY};
 pub use variants::{variant_name, variants};
 pub use world::{Conditions, Game, Moment, Player, Tenant, Trail, World};
