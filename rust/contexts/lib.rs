@@ -57,6 +57,7 @@ mod kept;
 mod late_checks;
 pub mod lifetime;
 mod memory;
+mod neighbours;
 pub mod nvtx;
 mod open;
 mod peer_memory;

@@ -14,6 +14,7 @@ use super::files::Files;
 use super::holdings::Holdings;
 use super::kept::KeptTimes;
 use super::late_checks::LateChecks;
+use super::neighbours;
 use super::nvtx;
 use super::peer_memory::PeerMemory;
 use super::piece_paths::PiecePaths;
@@ -279,8 +280,9 @@ impl Context {
         let choice = self.cache.get_choice(&shape).unwrap_or_else(|| {
             let kept = self.kept.as_ref().and_then(|kept| kept.of(&shape));
             let predicted: Vec<f64> = all.iter().map(|plan| plan.predicted).collect();
+            let errors = neighbours::model_errors(&shape, &predicted, &self.cache, self.kept.as_deref());
             // The model describes GPUs, not the CPU threads of virtual devices.
-            let choice = SharedChoice::new(&predicted, !self.backend().is_virtual(), kept);
+            let choice = SharedChoice::new(&predicted, !self.backend().is_virtual(), kept, errors.as_ref());
             self.cache.insert_choice(shape.clone(), choice)
         });
         let described = all[0].clone();
