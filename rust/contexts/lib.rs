@@ -51,6 +51,7 @@ pub mod doctor;
 mod error;
 pub mod execute;
 mod files;
+mod foreign;
 pub mod harness;
 mod holdings;
 mod kept;

@@ -11,6 +11,7 @@ use super::deferred::Deferred;
 use super::error::Error;
 use super::execute::{Plan, Variants};
 use super::files::Files;
+use super::foreign;
 use super::holdings::Holdings;
 use super::kept::KeptTimes;
 use super::late_checks::LateChecks;
@@ -231,7 +232,11 @@ impl Context {
         if copied.len() > 1 && self.shared.sharing.imports_of(ends).is_empty() {
             batch::number_sources(copied, &mut shape.batch);
         }
-        let planned = took("planned", || self.planned(&shape, true))?;
+        let mut planned = took("planned", || self.planned(&shape, true))?;
+        if self.shared.sharing.is_opened_by_program(copied.iter().flat_map(|t| [t.dst, t.src])) {
+            let plan = |options: &Options| self.planned(&ShapeRequest { options: *options, ..shape.clone() }, false);
+            (planned, shape.options) = foreign::limit(planned, &request.options, plan)?;
+        }
         let endpoints: Arc<[Endpoints]> = copied.iter().map(|t| Endpoints { dst: t.dst, src: t.src }).collect();
         let bind = |planned, of| Plan::new(&self.shared, planned, &request.batch, &endpoints, request.options.staging_bytes, alive_at, of);
         let plan = took("plan bound", || bind(planned.clone(), None))?;
