@@ -309,17 +309,18 @@ impl<M: Measurement> Choosing<M> {
             self.patience.0 -= 1;
             return;
         }
+        let before = self.under_way.len();
         for mut measurement in std::mem::take(&mut self.under_way) {
             match measurement.read() {
                 Ok(Reading::Known(ns)) => {
                     self.measured[measurement.variant()] += 1;
-                    let before = self.in_force();
+                    let active = self.in_force();
                     self.chooser.measured(measurement.variant(), ns.max(1));
-                    if before != self.in_force() {
+                    if active != self.in_force() {
                         let medians: Vec<Option<u64>> = (0..self.variants()).map(|variant| self.chooser.median(variant)).collect();
                         let (now, executions) = (self.in_force(), self.all_executions());
                         log::debug!(
-                            "after {executions} executions variant {now} replaces variant {before} as the active one; medians {medians:?} ns"
+                            "after {executions} executions variant {now} replaces variant {active} as the active one; medians {medians:?} ns"
                         );
                     }
                 }
@@ -328,7 +329,12 @@ impl<M: Measurement> Choosing<M> {
                 Err(error) => return self.give_up(&error),
             }
         }
-        let next = if self.under_way.is_empty() { 0 } else { (2 * self.patience.1).clamp(1, MOST_PATIENCE) };
+        let next = match self.under_way.len() {
+            0 => 0,
+            // More times may become available soon.
+            left if left < before => 1,
+            _ => (2 * self.patience.1).clamp(1, MOST_PATIENCE),
+        };
         self.patience = (next, next);
     }
 

@@ -1,7 +1,5 @@
 //! Chooses which variant of a plan each execution uses.
 
-mod expected;
-
 use super::times::{News, Times};
 
 /// Maximum number of variants of a plan.
@@ -42,7 +40,7 @@ const LEAST_GAIN: f64 = 0.02;
 /// Minimum gain over the plain copies, as a fraction, that the model must predict for a variant that the first execution uses. Also the
 /// maximum predicted loss, as a fraction of the active variant's time, at which the first trial execution of a variant does not count against
 /// the budget.
-const EXPECTED_GAIN: f64 = 0.2;
+pub(super) const EXPECTED_GAIN: f64 = 0.2;
 
 /// Mean number of executions between two trial executions of a variant that seems faster than the active one.
 const PROMISING: u64 = 12;
@@ -88,15 +86,15 @@ pub struct Choice {
 #[derive(Clone, Debug)]
 pub struct Chooser {
     /// Number of executions so far.
-    tick: u64,
+    pub(super) tick: u64,
     /// Number of the execution at which the next decision is due. Earlier executions use the active variant.
     event: u64,
-    in_force: usize,
-    variants: usize,
-    times: [Times; MAX_VARIANTS],
+    pub(super) in_force: usize,
+    pub(super) variants: usize,
+    pub(super) times: [Times; MAX_VARIANTS],
     /// Time of each variant in nanoseconds as predicted by the model, or 0 if there is no prediction. Used until a time of the variant is
     /// measured.
-    predicted: [u64; MAX_VARIANTS],
+    pub(super) predicted: [u64; MAX_VARIANTS],
     /// Number of the execution at which each inactive variant is next executed as a trial.
     due: [u64; MAX_VARIANTS],
     /// Latest trial execution of each variant: the number of the execution, and the cost in nanoseconds reserved in the budget. `None` if
@@ -104,7 +102,7 @@ pub struct Chooser {
     pending: [Option<(u64, f64)>; MAX_VARIANTS],
     /// Number of executions at the start of the plan in which trial executions do not count against the budget if their variant has no
     /// measured time and loses at most a fifth.
-    free: u64,
+    pub(super) free: u64,
     /// Time that trial executions may cost, in nanoseconds. It is negative if they have cost more than allowed.
     budget: f64,
     /// Number of the execution up to which the budget has been updated.

@@ -58,6 +58,7 @@
 //!   equilibrium may be slower than a joint optimum.
 
 mod chooser;
+mod expected;
 mod times;
 mod variants;
 mod world;

@@ -1,6 +1,6 @@
 //! Expected times of variants, from measured times and predictions.
 
-use super::{Chooser, EXPECTED_GAIN};
+use super::chooser::{Chooser, EXPECTED_GAIN};
 
 /// Largest assumed factor by which the model overestimates the time of the plain copies. Assumed if the active variant is faster than
 /// predicted by more than a fifth.
