@@ -64,7 +64,7 @@ CUdeviceptr allocate(kind of, CUdevice gpu, unsigned thread) {
         code += cuMemHostAlloc(&host, most_bytes, 1);
         break;
     case kind::pageable:
-        host = std::malloc(most_bytes);
+        host = std::malloc(most_bytes); // NOLINT(cppcoreguidelines-no-malloc): freed by `replace`
         break;
     }
     address = host != nullptr ? reinterpret_cast<CUdeviceptr>(host) : address;
@@ -74,7 +74,7 @@ CUdeviceptr allocate(kind of, CUdevice gpu, unsigned thread) {
 
 void replace(buffer &what, unsigned thread) {
     if (what.of == kind::pageable) {
-        std::free(bytes_at(what.address));
+        std::free(bytes_at(what.address)); // NOLINT(cppcoreguidelines-no-malloc): from `allocate`
     } else {
         check(cuMemFree_v2(what.address) == 0, "memory is freed", thread);
     }
