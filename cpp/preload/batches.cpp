@@ -11,6 +11,7 @@
 #include <mpgpu/mpgpu.h>
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 namespace mpgpu_preload {
@@ -115,14 +116,20 @@ bool enqueue(const batch &copies, stream in, mp_context_t made, std::uint64_t re
 } // namespace
 
 bool take_batch(const batch &copies, stream in) noexcept {
-    if (copies.count < fewest || copies.dst == nullptr || copies.src == nullptr || copies.bytes == nullptr) {
+    if (is_inside_mpgpu() || copies.dst == nullptr || copies.src == nullptr || copies.bytes == nullptr) {
         return false;
     }
     try {
-        return with_context([&](mp_context_t made, std::uint64_t relays) { return enqueue(copies, in, made, relays); });
+        if (copies.count >= fewest &&
+            with_context([&](mp_context_t made, std::uint64_t relays) { return enqueue(copies, in, made, relays); })) {
+            return true;
+        }
     } catch (...) { // Exceptions are thrown only before the batch is enqueued.
-        return false;
     }
+    if (asked().counts_all) {
+        count(outcome::batched, std::accumulate(copies.bytes, copies.bytes + copies.count, std::size_t{0}));
+    }
+    return false;
 }
 
 } // namespace mpgpu_preload

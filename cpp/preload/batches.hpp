@@ -26,7 +26,8 @@ struct batch {
 };
 
 /// Enqueues a batch as one kernel in the caller's stream, and returns true on success. The batch is then counted as one
-/// copy. If the result is false, no work remains enqueued and the caller must pass the batch to the driver.
+/// copy. If the result is false, no work remains enqueued and the caller must pass the batch to the driver. Such a
+/// batch is also counted as one copy if a report is requested.
 bool take_batch(const batch &copies, stream in) noexcept;
 
 } // namespace mpgpu_preload

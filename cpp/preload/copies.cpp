@@ -692,6 +692,10 @@ void prepare_early() noexcept {
     }
 }
 
+bool is_inside_mpgpu() noexcept {
+    return is_inside;
+}
+
 bool is_being_captured(stream in) {
     return is_capturing(in);
 }

@@ -27,6 +27,9 @@ void prepare_early() noexcept;
 /// not accelerate copies that `work` makes.
 bool with_context(const std::function<bool(mp_context *, std::uint64_t)> &work);
 
+/// True while this thread executes code of mpgpu, whose copies are neither accelerated nor counted.
+bool is_inside_mpgpu() noexcept;
+
 /// True if `in` is being captured into a graph.
 bool is_being_captured(stream in);
 

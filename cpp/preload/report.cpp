@@ -43,6 +43,7 @@ constexpr std::array<outcome_text, outcomes> texts = {{
     {"a CUDA context that is not the primary context of its GPU", "use primary contexts, as the CUDA runtime does"},
     {"mpgpu could not create its context", "see the message above"},
     {"refused by mpgpu", "MPGPU_LOG=debug prints the reason"},
+    {"batches of copies", "none; only batches of small pieces of pinned memory gain"},
 }};
 
 struct counter {

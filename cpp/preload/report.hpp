@@ -23,6 +23,7 @@ enum class outcome : std::size_t {
     other_context,
     no_context,
     refused,
+    batched,
     count
 };
 

@@ -14,7 +14,7 @@
 use super::batch::Batch;
 use super::choosing::SharedChoice;
 use super::execute::Plan;
-use crate::plan::{self, Options, Shape};
+use crate::plan::{self, Engine, Options, Shape};
 use crate::sync::{Mutex, lock};
 use lru::LruCache;
 use smallvec::SmallVec;
@@ -40,6 +40,26 @@ pub struct ShapeRequest {
     pub batch: SmallVec<[Shape; 4]>,
     /// Options with which the planner is called for these transfers.
     pub options: Options,
+}
+
+impl ShapeRequest {
+    /// Returns the same request with size 0, and without the options that depend on the size if a tuning file is active. Equal for all
+    /// transfers between the same devices in the same direction. `None` if the request has several transfers, whose sizes may differ.
+    pub fn of_any_size(&self) -> Option<ShapeRequest> {
+        let &[shape] = self.batch.as_slice() else { return None };
+        let free = Options { engine: Engine::Auto, chunk_bytes: None, relay_chunks: None, host_chunks: None, tuned: None, ..self.options };
+        Some(ShapeRequest { batch: SmallVec::from_slice(&[Shape { bytes: 0, ..shape }]), options: free })
+    }
+
+    /// Returns the request for the opposite direction: source and destination are exchanged.
+    pub fn reversed(&self) -> ShapeRequest {
+        let mut reversed = self.clone();
+        for shape in &mut reversed.batch {
+            (shape.dst_device, shape.src_device) = (shape.src_device, shape.dst_device);
+            (shape.dst_kind, shape.src_kind) = (shape.src_kind, shape.dst_kind);
+        }
+        reversed
+    }
 }
 
 /// Hashes the request without its options, because few programs plan one batch with many options. Equality also compares the options.

@@ -25,9 +25,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// two timestamps takes about 2 us of host time, so measuring adds 0.03 us per execution.
 pub const STEADY: u32 = 64;
 
-/// Maximum number of measured executions whose times are not known yet. While there are so many, no further execution is measured.
-const MOST_UNDER_WAY: usize = 8;
-
 /// Maximum number of executions between two polls for measured times that are not available yet.
 const MOST_PATIENCE: u32 = 16;
 
@@ -53,9 +50,29 @@ pub(super) struct KeptShape {
     pub in_force: usize,
     /// Median time of each variant in nanoseconds; `None` for a variant that was not measured.
     pub medians: Vec<Option<u64>>,
+    /// Predicted time of each variant in nanoseconds.
+    #[serde(default)]
+    pub predicted: Vec<u64>,
+    /// Hash of the same values as `key`, but without the size. Empty if the plan has several transfers.
+    #[serde(default)]
+    pub pair: String,
+}
+
+/// Errors of the model: measured time divided by predicted time of each variant of a plan, or `None` for a variant without a measured
+/// time. They correct the predictions for other sizes between the same devices.
+pub(super) type ModelErrors = Vec<Option<f64>>;
+
+fn errors(predicted: &[u64], medians: &[Option<u64>]) -> ModelErrors {
+    let of = |(predicted, median): (&u64, &Option<u64>)| median.filter(|_| *predicted > 0).map(|median| median as f64 / *predicted as f64);
+    predicted.iter().zip(medians).map(of).collect()
 }
 
 impl KeptShape {
+    /// Returns the errors of the model that the stored times show.
+    pub fn errors(&self) -> ModelErrors {
+        errors(&self.predicted, &self.medians)
+    }
+
     /// Returns the time since the measurements were stored, or `None` if the stored time lies in the future.
     pub fn age(&self) -> Option<Duration> {
         now()?.checked_sub(Duration::from_secs(self.at))
@@ -79,6 +96,8 @@ pub(super) struct SharedChoice {
     pub(super) takes: AtomicU64,
     /// Measurements of an earlier run with which this choice started; `None` if there were none.
     pub(super) kept: Option<KeptShape>,
+    /// Time of each variant in nanoseconds that the model predicts, without corrections.
+    pub(super) predicted: Vec<u64>,
 }
 
 /// Choice among the variants of a plan, with the measurements that are not complete yet. `M` is the type of a measurement.
@@ -168,21 +187,29 @@ pub struct Known {
 impl SharedChoice {
     /// Creates the state of a choice among variants, at most [`MAX_VARIANTS`]. `predicted` contains the time in seconds that the model
     /// predicts for each variant. The first executions follow the predictions only if `is_modelled` is true. `kept` holds measurements of an
-    /// earlier run, which are used only if they cover the same number of variants.
-    pub fn new(predicted: &[f64], is_modelled: bool, kept: Option<&KeptShape>) -> SharedChoice {
+    /// earlier run, which are used only if they cover the same number of variants. `errors` corrects the predictions.
+    pub fn new(predicted: &[f64], is_modelled: bool, kept: Option<&KeptShape>, errors: Option<&ModelErrors>) -> SharedChoice {
         let variants = predicted.len();
         // The seed is random, so that contexts and processes on one machine do not make trial executions of other variants at the same
         // time.
         let seed = std::hash::RandomState::new().hash_one(variants);
         let kept = kept.filter(|kept| kept.medians.len() == variants).cloned();
         let known = kept.as_ref().map_or_else(|| vec![None; variants], |kept| kept.medians.clone());
-        let expected = predicted.iter().copied().take(if is_modelled { variants } else { 0 });
+        let error = |variant: usize| errors.and_then(|errors| *errors.get(variant)?).unwrap_or(1.0);
+        let corrected = predicted.iter().enumerate().map(|(variant, seconds)| seconds * error(variant));
+        let expected = corrected.take(if is_modelled { variants } else { 0 });
         SharedChoice {
             alone: Mutex::new(Choosing::new(Chooser::new(&known, STEADY, seed).expecting(expected))),
             beside: Mutex::new(Choosing::new(Chooser::among_others(variants, STEADY, !seed))),
             takes: AtomicU64::new((predicted.first().copied().unwrap_or(0.0) * 1e9) as u64),
             kept,
+            predicted: predicted.iter().map(|seconds| (seconds * 1e9) as u64).collect(),
         }
+    }
+
+    /// Returns the errors of the model that isolated executions in this run have shown. Returns `None` if none was measured.
+    pub fn errors(&self) -> Option<ModelErrors> {
+        self.to_keep().map(|(_, medians)| errors(&self.predicted, &medians))
     }
 
     pub(super) fn state(&self, is_beside: bool) -> &Mutex<Choosing<Moments>> {
@@ -211,13 +238,7 @@ impl<M: Measurement> Choosing<M> {
         if !self.is_timed {
             return Choice { variant: self.in_force(), measure: false };
         }
-        let choice = self.chooser.next_execution();
-        // A variant other than the active one is tried only if its time can be measured.
-        if choice.measure && self.under_way.len() < MOST_UNDER_WAY {
-            choice
-        } else {
-            Choice { variant: self.chooser.unmeasured(), measure: false }
-        }
+        self.chooser.next_execution(self.under_way.len())
     }
 
     /// Returns the number of variants.
@@ -288,17 +309,18 @@ impl<M: Measurement> Choosing<M> {
             self.patience.0 -= 1;
             return;
         }
+        let before = self.under_way.len();
         for mut measurement in std::mem::take(&mut self.under_way) {
             match measurement.read() {
                 Ok(Reading::Known(ns)) => {
                     self.measured[measurement.variant()] += 1;
-                    let before = self.in_force();
+                    let active = self.in_force();
                     self.chooser.measured(measurement.variant(), ns.max(1));
-                    if before != self.in_force() {
+                    if active != self.in_force() {
                         let medians: Vec<Option<u64>> = (0..self.variants()).map(|variant| self.chooser.median(variant)).collect();
                         let (now, executions) = (self.in_force(), self.all_executions());
                         log::debug!(
-                            "after {executions} executions variant {now} replaces variant {before} as the active one; medians {medians:?} ns"
+                            "after {executions} executions variant {now} replaces variant {active} as the active one; medians {medians:?} ns"
                         );
                     }
                 }
@@ -307,7 +329,12 @@ impl<M: Measurement> Choosing<M> {
                 Err(error) => return self.give_up(&error),
             }
         }
-        let next = if self.under_way.is_empty() { 0 } else { (2 * self.patience.1).clamp(1, MOST_PATIENCE) };
+        let next = match self.under_way.len() {
+            0 => 0,
+            // More times may become available soon.
+            left if left < before => 1,
+            _ => (2 * self.patience.1).clamp(1, MOST_PATIENCE),
+        };
         self.patience = (next, next);
     }
 

@@ -5,7 +5,7 @@
 //! and has no other effect. Processes that end at the same time write one after the other, and each preserves the entries of the others.
 
 use super::cache::{Cache, ShapeRequest};
-use super::choosing::{KeptShape, now};
+use super::choosing::{KeptShape, ModelErrors, now};
 use super::probe_files::{fingerprint, write};
 use crate::backend::Backend;
 use crate::ipc::fork;
@@ -63,6 +63,13 @@ impl KeptTimes {
         self.shapes.get(&self.key(shape)).filter(|kept| is_recent(kept))
     }
 
+    /// Returns the size and the errors of the model that are stored for other sizes of the transfer `pair`, which has no size
+    /// ([`ShapeRequest::of_any_size`]).
+    pub fn errors(&self, pair: &ShapeRequest) -> impl Iterator<Item = (u64, ModelErrors)> {
+        let key = self.key(pair);
+        self.shapes.values().filter(move |kept| kept.pair == key && is_recent(kept)).map(|kept| (kept.bytes, kept.errors()))
+    }
+
     /// Returns the key in the file of plans for these devices and sizes (`shape`). The key also covers the version of the library, because
     /// it is a hash of debug output, whose format may change between versions.
     fn key(&self, shape: &ShapeRequest) -> String {
@@ -89,7 +96,9 @@ impl KeptTimes {
         let new = cache.choices().into_iter().filter_map(|(shape, choice)| {
             let (in_force, medians) = choice.to_keep()?;
             let bytes = shape.batch.iter().map(|transfer| transfer.bytes).sum();
-            Some(KeptShape { key: self.key(&shape), bytes, at: now.as_secs(), in_force, medians })
+            let pair = shape.of_any_size().map_or(String::new(), |pair| self.key(&pair));
+            let predicted = choice.predicted.clone();
+            Some(KeptShape { key: self.key(&shape), bytes, at: now.as_secs(), in_force, medians, predicted, pair })
         });
         let mut shapes: Vec<KeptShape> = new.collect();
         if shapes.is_empty() {

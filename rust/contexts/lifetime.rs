@@ -11,9 +11,11 @@ use super::deferred::Deferred;
 use super::error::Error;
 use super::execute::{Plan, Variants};
 use super::files::Files;
+use super::foreign;
 use super::holdings::Holdings;
 use super::kept::KeptTimes;
 use super::late_checks::LateChecks;
+use super::neighbours;
 use super::nvtx;
 use super::peer_memory::PeerMemory;
 use super::piece_paths::PiecePaths;
@@ -230,7 +232,11 @@ impl Context {
         if copied.len() > 1 && self.shared.sharing.imports_of(ends).is_empty() {
             batch::number_sources(copied, &mut shape.batch);
         }
-        let planned = took("planned", || self.planned(&shape, true))?;
+        let mut planned = took("planned", || self.planned(&shape, true))?;
+        if self.shared.sharing.is_opened_by_program(copied.iter().flat_map(|t| [t.dst, t.src])) {
+            let plan = |options: &Options| self.planned(&ShapeRequest { options: *options, ..shape.clone() }, false);
+            (planned, shape.options) = foreign::limit(planned, &request.options, plan)?;
+        }
         let endpoints: Arc<[Endpoints]> = copied.iter().map(|t| Endpoints { dst: t.dst, src: t.src }).collect();
         let bind = |planned, of| Plan::new(&self.shared, planned, &request.batch, &endpoints, request.options.staging_bytes, alive_at, of);
         let plan = took("plan bound", || bind(planned.clone(), None))?;
@@ -279,8 +285,9 @@ impl Context {
         let choice = self.cache.get_choice(&shape).unwrap_or_else(|| {
             let kept = self.kept.as_ref().and_then(|kept| kept.of(&shape));
             let predicted: Vec<f64> = all.iter().map(|plan| plan.predicted).collect();
+            let errors = neighbours::model_errors(&shape, &predicted, &self.cache, self.kept.as_deref());
             // The model describes GPUs, not the CPU threads of virtual devices.
-            let choice = SharedChoice::new(&predicted, !self.backend().is_virtual(), kept);
+            let choice = SharedChoice::new(&predicted, !self.backend().is_virtual(), kept, errors.as_ref());
             self.cache.insert_choice(shape.clone(), choice)
         });
         let described = all[0].clone();

@@ -151,6 +151,12 @@ impl PeerMemory {
         found.values().map(Arc::downgrade).collect()
     }
 
+    /// True if one of the addresses is in memory of another process that the program itself has mapped.
+    pub fn is_opened_by_program(&self, mut addresses: impl Iterator<Item = u64>) -> bool {
+        let is_opened = |at| self.import_at(at).is_some_and(|import| matches!(import.source, ImportSource::Program));
+        !self.imports().is_empty() && addresses.any(is_opened)
+    }
+
     /// True if another process or context has mapped the memory at this address.
     pub fn is_mapped(&self, address: u64, backend: &dyn Backend) -> bool {
         let service = lock(&self.service).clone();

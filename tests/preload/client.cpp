@@ -281,8 +281,8 @@ CUstream default_of(const form &by) {
 
 /// Makes copies by this function until they are accelerated. The first copies are passed to the driver while a thread
 /// prepares mpgpu.
-void warm_up(const form &by, CUstream stream) {
-    while (!is_taken(seen(by, large, stream))) {
+void warm_up(const form &by, CUstream stream, std::size_t bytes = large) {
+    while (!is_taken(seen(by, bytes, stream))) {
         synchronize(stream);
     }
     synchronize(stream);
@@ -416,6 +416,15 @@ void batches() {
     batch(2, old_form(cu.cuMemcpyBatchAsync_ptsz));
     batch(3, new_form(cu.cuMemcpyBatchAsync_v2));
     batch(4, new_form(cu.cuMemcpyBatchAsync_v2_ptsz));
+    // A batch of one copy is passed through, and counted. The fake driver has no kernels, so this applies to the others
+    // too.
+    CUdeviceptr dst = gpu;
+    CUdeviceptr src = host;
+    std::size_t size = bytes;
+    batch_attributes how{1, {}, 0};
+    std::size_t first = 0;
+    check(cu.cuMemcpyBatchAsync_v2(&dst, &src, &size, 1, &how, &first, 1, stream) == 0, "a batch of one copy");
+    synchronize(stream);
 }
 
 void left_alone() {
@@ -823,10 +832,13 @@ void between_two(bool relays) {
 
 // --- memory of another process ---------------------------------------------------------------------------------------
 
-/// Runs the other process: prints the handle of a GPU's memory, and exits on request.
-void exporter() {
-    const CUdeviceptr memory = on_gpu(1);
-    std::memset(bytes_at(memory), 3, large);
+/// Size of memory of another process that is large enough for copies through host memory.
+constexpr std::size_t opened_bytes = std::size_t{128} << 20;
+
+/// Runs the other process: prints the handle of `bytes` bytes of a GPU's memory, and exits on request.
+void exporter_of(std::size_t bytes) {
+    const CUdeviceptr memory = on_gpu(1, bytes);
+    std::memset(bytes_at(memory), 3, bytes);
     CUipcMemHandle handle{};
     check(cu.cuIpcGetMemHandle(&handle, memory) == 0, "a handle");
     check(write(STDOUT_FILENO, &handle, sizeof(handle)) == static_cast<ssize_t>(sizeof(handle)), "the handle is told");
@@ -835,11 +847,11 @@ void exporter() {
     }
 }
 
-/// Process that runs the case `exporter`, with the IPC handle that it prints. If `is_told` is true, that process also
-/// runs with the interposer, so this process learns on which GPU the memory is.
+/// Process that runs the case `exporter` or `exporter_large`, with the IPC handle that it prints. If `is_told` is true,
+/// that process also runs with the interposer, so this process learns on which GPU the memory is.
 class other_process {
   public:
-    other_process(const char *self, const std::string &way, bool is_told) {
+    other_process(const char *self, const std::string &way, bool is_told, const char *name = "exporter") {
         std::array<int, 2> to{};
         std::array<int, 2> from{};
         check(pipe(to.data()) == 0 && pipe(from.data()) == 0, "pipes");
@@ -853,7 +865,7 @@ class other_process {
             if (!is_told) {
                 unsetenv("LD_PRELOAD");
             }
-            execl(self, self, way.c_str(), "exporter", nullptr);
+            execl(self, self, way.c_str(), name, nullptr);
             std::_Exit(1);
         }
         close(to[0]);
@@ -910,6 +922,40 @@ void importer(const char *self, const std::string &way, bool is_told, bool is_fi
         check(cu.cuIpcCloseMemHandle(into.dst) == 0, "it closes");
     }
     check_order(forms[0], stream, 6);
+}
+
+/// Tests that copies from or to memory of another process send at most 6 % of their bytes through host memory, in
+/// chunks of at least 4 MiB. The other process plans its own copies.
+void importer_large(const char *self, const std::string &way) {
+    constexpr std::size_t least_chunk = std::size_t{4} << 20;
+    const other_process other(self, way, true, "exporter_large");
+    find_driver(way);
+    const CUdeviceptr there = on_gpu(1, opened_bytes);
+    const CUdeviceptr here = on_gpu(0, opened_bytes);
+    CUdeviceptr opened = 0;
+    check(cu.cuIpcOpenMemHandle_v2(&opened, other.handle, 1) == 0, "the memory opens");
+    const CUstream stream = new_stream();
+    const form put{"cuMemcpyDtoDAsync_v2", cu.cuMemcpyDtoDAsync_v2, opened, here, false};
+    fill(here, opened_bytes, 5);
+    // GPU 1 writes the staged data at another address.
+    while (seen(put, opened_bytes, stream).whole != nullptr) {
+        synchronize(stream);
+    }
+    synchronize(stream);
+    check(equal(opened, here, opened_bytes), "the bytes arrive in the other process");
+    std::vector<std::size_t> calls;
+    for (const CUdeviceptr src : {there, opened}) {
+        const form get{"cuMemcpyDtoDAsync_v2", cu.cuMemcpyDtoDAsync_v2, here, src, false};
+        fill(src, opened_bytes, 6 + static_cast<unsigned>(calls.size()));
+        warm_up(get, stream, opened_bytes);
+        calls.push_back(seen(get, opened_bytes, stream).count);
+        synchronize(stream);
+        check(equal(here, src, opened_bytes), "the bytes arrive here");
+    }
+    // One call copies directly. Each further call writes a chunk that has passed through host memory.
+    check((calls[1] - 1) * least_chunk <= opened_bytes * 6 / 100 + least_chunk, "few large chunks");
+    check(calls[0] > 2 * calls[1], "between buffers of this process there are more chunks");
+    check(cu.cuIpcCloseMemHandle(opened) == 0, "it closes");
 }
 
 /// Tests a program that uses one GPU and whose copies all go to a GPU that it does not use.
@@ -995,6 +1041,8 @@ int main(int count, char **arguments) {
         sums(arguments[0], way);
     } else if (name == "opened_unused") {
         importer_of_unused(arguments[0], way);
+    } else if (name == "opened_large") {
+        importer_large(arguments[0], way);
     } else if (name == "opened" || name == "opened_first" || name == "opened_unknown") {
         importer(arguments[0], way, name != "opened_unknown", name == "opened_first");
     } else {
@@ -1012,7 +1060,8 @@ int main(int count, char **arguments) {
             {"ends", ends},
             {"no_copies", no_copies},
             {"threads", threads},
-            {"exporter", exporter},
+            {"exporter", [] { exporter_of(large); }},
+            {"exporter_large", [] { exporter_of(opened_bytes); }},
             {"peers", peers},
             {"off", off},
             {"sizes", sizes},

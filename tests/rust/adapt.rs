@@ -1,7 +1,7 @@
 //! Tests plans that choose among their variants by measured times. Tests the rule alone, and several such plans ("players") that run on
 //! simulated machines that differ from the model.
 
-use mpgpu_core::adapt::{Choice, Chooser, Conditions, Game, MAX_VARIANTS, Player, Tenant, World, variants};
+use mpgpu_core::adapt::{Choice, Chooser, Conditions, Game, MAX_VARIANTS, MOST_UNDER_WAY, Player, Tenant, World, variants};
 use mpgpu_core::plan::{Options, Plan, Shape, plan};
 use mpgpu_core::topology::{DeviceId, Machine, MemoryKind, preset};
 use proptest::prelude::*;
@@ -53,7 +53,7 @@ impl Course {
                 reports.pop_front();
                 chooser.measured(variant, ns);
             }
-            let Choice { variant, measure } = chooser.next_execution();
+            let Choice { variant, measure } = chooser.next_execution(reports.len());
             let times = times(execution);
             let time = times[variant];
             course.tries += (time - times[chooser.in_force()]).max(0.0);
@@ -86,7 +86,7 @@ impl Course {
 fn a_plan_with_one_variant_is_never_measured() {
     for known in [&[][..], &[None][..]] {
         let mut chooser = Chooser::new(known, 16, 1);
-        assert!((0..10_000).all(|_| chooser.next_execution() == Choice { variant: 0, measure: false }));
+        assert!((0..10_000).all(|_| chooser.next_execution(0) == Choice { variant: 0, measure: false }));
     }
 }
 
@@ -101,11 +101,11 @@ fn a_steady_plan_is_measured_the_more_seldom_the_longer_its_steady_stretch_and_c
 #[test]
 fn a_later_run_starts_from_what_an_earlier_one_knew() {
     let mut chooser = Chooser::new(&[Some(2000), None, Some(1000)], 16, 1);
-    assert_eq!((chooser.in_force(), chooser.next_execution()), (2, Choice { variant: 2, measure: true }));
+    assert_eq!((chooser.in_force(), chooser.next_execution(0)), (2, Choice { variant: 2, measure: true }));
     assert_eq!([0, 1, 2, 3].map(|variant| chooser.median(variant)), [Some(2000), None, Some(1000), None]);
     // By this time, conditions have changed.
     for _ in 0..100 {
-        let Choice { variant, measure } = chooser.next_execution();
+        let Choice { variant, measure } = chooser.next_execution(0);
         if measure {
             chooser.measured(variant, [700, 900, 3000][variant]);
         }
@@ -173,7 +173,7 @@ proptest! {
         // The loss before the first measurement occurs only once.
         let first = worst * (late + 12) as f64 / course.time();
         prop_assert!(course.lost(0, EXECUTIONS) <= 0.02 + first, "lost {}", course.lost(0, EXECUTIONS));
-        prop_assert!(course.tries <= 0.01 * course.time() + worst * (late + 12) as f64, "tries {}", course.tries / course.time());
+        prop_assert!(course.tries <= 0.01 * course.time() + worst * (late + 20) as f64, "tries {}", course.tries / course.time());
     }
 
     #[test]
@@ -195,7 +195,7 @@ proptest! {
                 if reports {
                     chooser.measured(variant, ns >> (ns % 64));
                 }
-                chooser.next_execution()
+                chooser.next_execution(0)
             });
             prop_assert!(one == other && one.variant < variants && choosers[0].in_force() < variants);
         }
@@ -331,7 +331,9 @@ fn programs_of_ten_copies_are_nearly_as_fast_as_programs_of_ten_thousand() {
 
 /// Tests short programs on machines that differ from the model. They must lose little against plain copies. A single program may lose more,
 /// because one measured time in a hundred is never reported. One case loses more: if the active variant is as fast as predicted, but plain
-/// copies are much faster than predicted, no measured time shows this before the budget allows a trial execution of the plain copies.
+/// copies are much faster than predicted, no measured time shows this before the budget allows a trial execution of the plain copies. The
+/// two goals contradict each other here: only a trial among the first five copies would limit the loss to 5 % of 30 copies, and with a
+/// correct model this trial costs the time of 1.4 copies, so that ten copies would reach only 0.88 of the gain.
 #[test]
 fn programs_of_thirty_copies_lose_five_percent_at_most_where_the_model_is_wrong() {
     for (name, src, dst) in COPIES {
@@ -355,6 +357,40 @@ fn programs_of_thirty_copies_lose_five_percent_at_most_where_the_model_is_wrong(
             }
         }
     }
+}
+
+/// Tests programs that enqueue each copy when 1,000 earlier copies are still queued. Executions that are enqueued after the first 20 have
+/// completed must use the best variant. No execution that is enqueued earlier can know more than the model.
+#[test]
+fn copies_that_are_enqueued_a_thousand_ahead_learn_within_the_time_of_twenty() {
+    const AHEAD: usize = 1000;
+    let mut least = f64::INFINITY;
+    for (name, src, dst) in COPIES {
+        for mib in [64, 256] {
+            for real in REAL {
+                let mut world = program(name, real, (src, dst), mib);
+                let (mut all, seeds) = (0.0, 5);
+                for seed in 1..=seeds {
+                    let conditions = Conditions { executions: 2 * AHEAD as u64 + 20, seed, late: AHEAD as u64, ..Conditions::default() };
+                    let game = world.play(&conditions).expect("it runs");
+                    let of_best = |from: usize, to: usize| {
+                        let (begin, end) = (game.moments[from], game.moments[to]);
+                        (end.did - begin.did) / (end.best - begin.best)
+                    };
+                    let (queued, learned) = (of_best(0, AHEAD), of_best(AHEAD + 20, 2 * AHEAD + 20));
+                    let model = game.end().model.max(game.end().plain) / game.end().best;
+                    println!(
+                        "{name}, {src} to {dst}, {mib} MiB, {real:?}: {queued:.3} of the best while nothing is known, then {learned:.3}"
+                    );
+                    assert!(model < 0.99 || queued >= 0.88, "{name}, {src} to {dst}, {mib} MiB, {real:?}: {queued} with a correct model");
+                    least = least.min(learned);
+                    all += learned / f64::from(seeds as u32);
+                }
+                assert!(all >= 0.98, "{name}, {src} to {dst}, {mib} MiB, {real:?}: {all} of the best");
+            }
+        }
+    }
+    println!("at least {least:.3} of the best after the time of 20 copies");
 }
 
 /// Simulates several players (plans that choose variants) on all machines in `real`. Prints and returns the smallest performance, relative
@@ -440,7 +476,7 @@ fn among_others_what_may_be_slow_is_tried_once_and_what_gains_is_found() {
 fn first_variants(predicted: [f64; 3], times: [f64; 3], executions: usize) -> Vec<usize> {
     let mut chooser = Chooser::new(&[None; 3], 64, 1).expecting(predicted.map(|ms| ms * 1e-3));
     let execute = |_| {
-        let Choice { variant, measure } = chooser.next_execution();
+        let Choice { variant, measure } = chooser.next_execution(0);
         if measure {
             chooser.measured(variant, (times[variant] * 1e6) as u64);
         }
@@ -471,10 +507,18 @@ fn a_small_expected_gain_starts_with_plain_copies_and_is_tried_in_small_steps() 
 fn executions_that_are_enqueued_far_ahead_use_the_variant_that_is_expected_to_be_much_faster() {
     for (predicted, variant) in [([1.0, 1.5, 2.0], 0), ([1.9, 1.95, 2.0], 2)] {
         let mut chooser = Chooser::new(&[None; 3], 64, 1).expecting(predicted);
-        for _ in 0..64 {
-            chooser.next_execution();
+        let (mut under_way, mut chosen) = (0, [0; 3]);
+        for execution in 1..=1000 {
+            let choice = chooser.next_execution(under_way);
+            assert!(choice.measure || choice.variant == variant, "only a measured execution uses another variant: {choice:?}");
+            assert!(variant == 2 || execution > 16 || choice.variant == 0, "a short program tries nothing that is expected to be slower");
+            under_way += usize::from(choice.measure);
+            chosen[choice.variant] += 1;
             assert_eq!(chooser.unmeasured(), variant);
+            // Each variant is measured within the time of 20 executions.
+            assert!(execution < 20 || chosen.iter().all(|chosen| *chosen > 0), "{chosen:?}");
         }
+        assert!(under_way == MOST_UNDER_WAY && chosen[variant] >= 990, "{under_way} measured, {chosen:?}");
     }
 }
 
@@ -494,7 +538,7 @@ fn without_measured_times_the_model_decides() {
 fn while_nothing_is_known_what_is_not_measured_are_the_plain_copies() {
     let mut chooser = Chooser::new(&[None; 3], 64, 1);
     for _ in 0..64 {
-        chooser.next_execution();
+        chooser.next_execution(0);
         assert_eq!(chooser.unmeasured(), 2);
     }
     (0..4).for_each(|_| (0..3).for_each(|variant| chooser.measured(variant, [900, 950, 1000][variant])));

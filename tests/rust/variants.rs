@@ -370,6 +370,26 @@ fn times_that_come_late_are_waited_for_by_nobody_and_count_all_the_same() {
 }
 
 #[test]
+fn executions_that_are_enqueued_a_thousand_ahead_use_what_the_first_twenty_have_shown() {
+    for (takes, best) in [(AS_MODELLED, 1), ([200_000, 300_000, 250_000], 0), ([200_000, 260_000, 170_000], 2)] {
+        let bench = Bench::new(Config::default());
+        let plan = bench.plan(&PlanOptions::default());
+        bench.takes(takes);
+        let [mut queued, mut learned] = [[0; 3]; 2];
+        for execution in 0..2040_u64 {
+            bench.backend.seen.store(execution.saturating_sub(1000), Ordering::Relaxed);
+            let taken = bench.run(&plan, 1);
+            // Times are read in at least one of 16 executions.
+            let sums = if execution < 1000 { &mut queued } else { &mut learned };
+            let counts = execution < 1000 || execution >= 1000 + 20 + 16;
+            sums.iter_mut().zip(taken).for_each(|(sum, taken)| *sum += if counts { taken } else { 0 });
+        }
+        assert!(queued[1] >= 990, "{takes:?}: the queue follows the model: {queued:?}");
+        assert!(learned[best] >= 985, "{takes:?}: {learned:?}\n{}", plan.describe());
+    }
+}
+
+#[test]
 fn captured_executions_take_what_is_in_force_and_are_not_measured() {
     let bench = Bench::new(Config::default());
     let plan = bench.plan(&PlanOptions::default());
@@ -412,7 +432,7 @@ fn nothing_is_measured_where_there_is_nothing_to_choose_or_it_is_not_wanted() {
 }
 
 #[test]
-fn plans_of_other_addresses_go_by_what_was_measured_and_those_of_other_sizes_do_not() {
+fn plans_of_other_addresses_go_by_what_was_measured_and_those_of_other_sizes_have_no_times_yet() {
     let bench = Bench::new(Config::default());
     bench.takes([200_000, 300_000, 250_000]);
     bench.run(&bench.plan(&PlanOptions::default()), 2000);
@@ -422,6 +442,56 @@ fn plans_of_other_addresses_go_by_what_was_measured_and_those_of_other_sizes_do_
     assert!(bench.run(&plan, 100)[0] >= 98, "{}", plan.describe());
     let other = bench.context.plan(&[bench.transfer(BYTES / 2)], &PlanOptions::default()).expect("a plan");
     assert_eq!(other.measured().in_force, None);
+}
+
+/// Tests that the errors of the model that one size has shown correct the predictions for other sizes and for the opposite direction.
+#[test]
+fn what_was_measured_at_one_size_decides_the_first_execution_at_other_sizes_and_in_the_opposite_direction() {
+    let first = |bench: &Bench, transfer: Transfer| {
+        let plan = bench.context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
+        assert_eq!(plan.to_json()["variants"].as_array().map(Vec::len), Some(3));
+        bench.run(&plan, 1)
+    };
+    let back = |bench: &Bench, bytes| {
+        let Transfer { dst, dst_device, src, src_device, bytes } = bench.transfer(bytes);
+        Transfer { dst: src, dst_device: src_device, src: dst, src_device: dst_device, bytes }
+    };
+    let bench = Bench::new(Config::default());
+    assert_eq!(first(&bench, bench.transfer(BYTES / 2)), [0, 1, 0], "the model expects a large gain");
+    let bench = Bench::new(Config::default());
+    bench.takes([200_000, 300_000, 250_000]);
+    bench.run(&bench.plan(&PlanOptions::default()), 500);
+    assert_eq!(first(&bench, bench.transfer(BYTES / 2)), [1, 0, 0]);
+    assert_eq!(first(&bench, bench.transfer(BYTES / 4)), [1, 0, 0]);
+    assert_eq!(first(&bench, back(&bench, BYTES)), [1, 0, 0]);
+    // Other devices are not concerned.
+    let [dst, src] = [3, 2].map(|gpu| (bench.context.allocate(DeviceId::gpu(gpu), BYTES).expect("memory"), DeviceId::gpu(gpu)));
+    let elsewhere = Transfer { dst: dst.0, dst_device: dst.1, src: src.0, src_device: src.1, bytes: BYTES };
+    assert_eq!(first(&bench, elsewhere), [0, 1, 0]);
+}
+
+#[test]
+fn what_was_measured_at_one_size_is_kept_for_other_sizes_in_later_runs() {
+    let folder = std::env::temp_dir().join(format!("mpgpu-kept-sizes-{}", std::process::id()));
+    let config = Config { tuning_file: Some(write_tuning(&folder).to_string_lossy().into_owned()), ..Config::default() };
+    for taken in [[0, 1, 0], [1, 0, 0]] {
+        let bench = Bench::new(config.clone());
+        let plan = bench.context.plan(&[bench.transfer(BYTES / 2)], &PlanOptions::default()).expect("a plan");
+        assert_eq!(bench.run(&plan, 1), taken, "{}", plan.describe());
+        bench.takes([200_000, 300_000, 250_000]);
+        bench.run(&bench.plan(&PlanOptions::default()), 500);
+        drop((plan, bench));
+        let kept = std::fs::read_to_string(folder.join("tuning.measured.json")).expect("it is there");
+        std::fs::write(folder.join("tuning.measured.json"), without(&kept, BYTES / 2)).expect("written");
+    }
+    std::fs::remove_dir_all(&folder).expect("removed");
+}
+
+/// Returns the text of a file of measured times without the entries of this size.
+fn without(kept: &str, bytes: u64) -> String {
+    let mut parsed: serde_json::Value = serde_json::from_str(kept).expect("JSON");
+    parsed["shapes"].as_array_mut().expect("a list").retain(|shape| shape["bytes"] != bytes);
+    parsed.to_string()
 }
 
 #[test]

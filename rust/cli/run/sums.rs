@@ -36,8 +36,9 @@ impl Sums {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Returns a report with one line for each outcome of copies that occurred, or a single line if no process has made a copy. If most bytes
-    /// were passed through, the last line contains the most frequent reason and its remedy.
+    /// Returns a report with one line for each outcome of copies that occurred, or a single line if no process has made a copy. One line
+    /// contains the time that was saved. If no copy was accelerated, it contains the most frequent reason and its remedy instead. If most bytes
+    /// were passed through, a further line contains this reason.
     pub fn report(&self, compared: bool) -> io::Result<String> {
         let mut bytes = [0; BYTES];
         self.0.read_exact_at(&mut bytes, 0)?;
@@ -72,17 +73,17 @@ fn report(bytes: &[u8; BYTES], compared: bool) -> String {
     if text.is_empty() {
         return "mpgpu: no process called a CUDA copy function\n".to_owned();
     }
-    let _ = writeln!(
-        text,
-        "mpgpu: time saved: {:.6} s in {processes} process{} (measured or modelled)",
-        saved as f64 * 1e-9,
-        if processes == 1 { "" } else { "es" }
-    );
+    let processes = if processes == 1 { "1 process".to_owned() } else { format!("{processes} processes") };
+    let reason = format!("{}; remedy: {}", text_at(most.1), text_at(outcomes + most.1));
+    let _ = match accelerated_bytes {
+        0 => writeln!(text, "mpgpu: no copy was accelerated in {processes}; most frequent reason: {reason}"),
+        _ => writeln!(text, "mpgpu: time saved: {:.6} s in {processes} (measured or modelled)", saved as f64 * 1e-9),
+    };
     if compared {
         let _ = writeln!(text, "mpgpu: {} accelerated copies compared byte by byte, {} wrong", word(5), word(6));
     }
-    if passed_bytes > accelerated_bytes {
-        let _ = writeln!(text, "mpgpu: most bytes were passed through: {}; remedy: {}", text_at(most.1), text_at(outcomes + most.1));
+    if accelerated_bytes > 0 && passed_bytes > accelerated_bytes {
+        let _ = writeln!(text, "mpgpu: most bytes were passed through: {reason}");
     }
     text
 }
@@ -109,6 +110,10 @@ mod tests {
         bytes[80..88].copy_from_slice(&5000_u64.to_le_bytes());
         let last = report(&bytes, false).lines().next_back().map(str::to_owned);
         assert_eq!(last.as_deref(), Some("mpgpu: most bytes were passed through: managed memory; remedy: cudaMalloc"));
+        bytes[56..72].fill(0);
+        let last = report(&bytes, false).lines().next_back().map(str::to_owned);
+        let expected = "mpgpu: no copy was accelerated in 1 process; most frequent reason: managed memory; remedy: cudaMalloc";
+        assert_eq!(last.as_deref(), Some(expected));
         // Whatever the bytes contain, `report` must not read outside of them.
         assert!(report(&[255; BYTES], true).contains("passed through") || report(&[255; BYTES], true).contains("accelerated"));
     }

@@ -23,6 +23,7 @@ pub fn run(arguments: &SimArguments, model: &Machine, shapes: &[Shape]) -> Resul
     let conditions = Conditions {
         executions: u64::from(arguments.adapt.executions),
         noise: arguments.adapt.noise,
+        late: u64::from(arguments.adapt.ahead),
         seed: arguments.adapt.seed,
         ..Conditions::default()
     };

@@ -71,6 +71,10 @@ pub struct AdaptArguments {
     /// Number of executions of the first plan to simulate
     #[arg(long, default_value_t = 10_000, requires = "adapt", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub executions: u32,
+    /// Number of executions that are enqueued ahead: each is chosen when only the times of executions that were enqueued this many
+    /// executions earlier are known. With 0, the program waits for each execution
+    #[arg(long, default_value_t = 2, requires = "adapt", value_parser = clap::value_parser!(u32).range(..=100_000))]
+    pub ahead: u32,
     /// Random variation of the simulated time of an execution: its standard deviation divided by its mean
     #[arg(long, default_value_t = 0.02, requires = "adapt", value_parser = noise)]
     pub noise: f64,

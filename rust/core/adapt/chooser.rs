@@ -5,6 +5,15 @@ use super::times::{News, Times};
 /// Maximum number of variants of a plan.
 pub const MAX_VARIANTS: usize = 4;
 
+/// Maximum number of measured executions whose times are not known yet. While there are so many, no further execution is measured. Half of
+/// them are reserved for trial executions.
+pub const MOST_UNDER_WAY: usize = 8;
+
+/// Number of executions after which a caller that knows no measured time yet is assumed to enqueue far ahead of the device. Each variant then
+/// gets a trial execution at once. The cost of these executions is small compared with the queue, and without them the next decision about
+/// the variant would be made only when the whole queue has been executed.
+const AHEAD: u64 = 16;
+
 /// Fraction of the elapsed time that trial executions of inactive variants may cost. The goal is 1 %. The value is lower, because some
 /// trial executions cost more than expected.
 const TRIES: f64 = 1.0 / 128.0;
@@ -31,11 +40,7 @@ const LEAST_GAIN: f64 = 0.02;
 /// Minimum gain over the plain copies, as a fraction, that the model must predict for a variant that the first execution uses. Also the
 /// maximum predicted loss, as a fraction of the active variant's time, at which the first trial execution of a variant does not count against
 /// the budget.
-const EXPECTED_GAIN: f64 = 0.2;
-
-/// Largest assumed factor by which the model overestimates the time of the plain copies. Assumed if the active variant is faster than
-/// predicted by more than a fifth.
-const MISTAKE: f64 = 3.0;
+pub(super) const EXPECTED_GAIN: f64 = 0.2;
 
 /// Mean number of executions between two trial executions of a variant that seems faster than the active one.
 const PROMISING: u64 = 12;
@@ -81,15 +86,15 @@ pub struct Choice {
 #[derive(Clone, Debug)]
 pub struct Chooser {
     /// Number of executions so far.
-    tick: u64,
+    pub(super) tick: u64,
     /// Number of the execution at which the next decision is due. Earlier executions use the active variant.
     event: u64,
-    in_force: usize,
-    variants: usize,
-    times: [Times; MAX_VARIANTS],
+    pub(super) in_force: usize,
+    pub(super) variants: usize,
+    pub(super) times: [Times; MAX_VARIANTS],
     /// Time of each variant in nanoseconds as predicted by the model, or 0 if there is no prediction. Used until a time of the variant is
     /// measured.
-    predicted: [u64; MAX_VARIANTS],
+    pub(super) predicted: [u64; MAX_VARIANTS],
     /// Number of the execution at which each inactive variant is next executed as a trial.
     due: [u64; MAX_VARIANTS],
     /// Latest trial execution of each variant: the number of the execution, and the cost in nanoseconds reserved in the budget. `None` if
@@ -97,7 +102,7 @@ pub struct Chooser {
     pending: [Option<(u64, f64)>; MAX_VARIANTS],
     /// Number of executions at the start of the plan in which trial executions do not count against the budget if their variant has no
     /// measured time and loses at most a fifth.
-    free: u64,
+    pub(super) free: u64,
     /// Time that trial executions may cost, in nanoseconds. It is negative if they have cost more than allowed.
     budget: f64,
     /// Number of the execution up to which the budget has been updated.
@@ -194,14 +199,18 @@ impl Chooser {
         chooser
     }
 
-    /// Returns the decision for the next execution. Most calls only increment and compare a counter.
+    /// Returns the decision for the next execution of a caller that has `under_way` measured executions whose times it has not reported yet.
+    /// Most calls only increment and compare a counter.
     #[inline]
-    pub fn next_execution(&mut self) -> Choice {
+    pub fn next_execution(&mut self, under_way: usize) -> Choice {
         self.tick += 1;
         if self.tick < self.event {
             return Choice { variant: self.in_force, measure: false };
         }
-        self.think()
+        if under_way >= MOST_UNDER_WAY {
+            return Choice { variant: self.unmeasured(), measure: false };
+        }
+        self.think(under_way < MOST_UNDER_WAY / 2)
     }
 
     /// Reports that a measured execution of `variant` took `ns` nanoseconds. Reports may arrive late, in any order, or never.
@@ -278,21 +287,22 @@ impl Chooser {
         self.tries
     }
 
+    /// Makes the decision for the next execution. Only a trial execution is measured if `has_room` is false.
     #[cold]
-    fn think(&mut self) -> Choice {
+    fn think(&mut self, has_room: bool) -> Choice {
         self.count();
         for variant in 0..self.variants {
             if self.pending[variant].take_if(|pending| self.tick > pending.0 + OVERDUE).is_some() {
                 self.due[variant] = self.tick + self.interval(variant);
             }
         }
-        let is_measured = self.tick >= self.measure_at;
+        let is_measured = has_room && self.tick >= self.measure_at;
         let choice = if self.alarm && is_measured {
             Choice { variant: self.in_force, measure: true }
         } else if let Some(variant) = self.try_now() {
             Choice { variant, measure: true }
         } else if self.alarm {
-            Choice { variant: self.seems_fastest(), measure: true }
+            Choice { variant: self.seems_fastest(), measure: has_room }
         } else {
             Choice { variant: self.in_force, measure: is_measured }
         };
@@ -300,7 +310,7 @@ impl Chooser {
             if choice.measure {
                 self.measure_at = self.tick + self.period;
             }
-        } else {
+        } else if choice.measure {
             self.tries += 1;
         }
         let others = (0..self.variants).filter(|v| *v != self.in_force);
@@ -317,7 +327,9 @@ impl Chooser {
         let times = &self.times[variant];
         let unit = self.unit();
         let loss = self.cost_of(self.prediction(variant));
+        let is_ahead = self.alarm && self.tick > AHEAD && self.times.iter().all(|times| times.count() == 0);
         let (cost, advance) = match times.count() {
+            0 if is_ahead => (0.0, 0.0),
             0 if loss > EXPECTED_GAIN * unit => (loss, 0.0),
             0 if self.tick <= self.free => (0.0, 0.0),
             // While an unmeasured variant has a trial execution whose time is not known yet, no other unmeasured variant gets one.
@@ -345,52 +357,6 @@ impl Chooser {
         self.budget -= cost;
         self.pending[variant] = Some((self.tick, cost));
         Some(variant)
-    }
-
-    /// Returns the variant with the shortest expected time. The expected time of a variant without a measured time is its prediction, plus a
-    /// fifth unless it is the variant of plain copies (one direct copy for each transfer). Without predictions, returns the plain copies until
-    /// they are measured, and then one of the measured variants.
-    fn seems_fastest(&self) -> usize {
-        let plain = self.variants - 1;
-        let is_open = |&v: &usize| v == plain || self.times[v].count() > 0 || self.predicted[v] > 0;
-        let time = |v: usize| match self.times[v].count() {
-            0 if v == plain => self.prediction(v),
-            0 => (self.prediction(v) as f64 * (1.0 + EXPECTED_GAIN)) as u64,
-            _ => self.times[v].expected(),
-        };
-        (0..self.variants).filter(is_open).min_by_key(|&v| time(v)).unwrap_or(self.in_force)
-    }
-
-    /// Returns the expected time of a variant without a measured time in nanoseconds, or 0 if there is no prediction. Measured times of other
-    /// variants correct the prediction during the first executions:
-    ///
-    /// - If a measured variant that stages fewer bytes has exceeded its prediction, the same factor applies to this variant.
-    /// - If the active variant is faster than predicted by more than a fifth, the prediction of the plain copies is divided by [`MISTAKE`].
-    fn prediction(&self, variant: usize) -> u64 {
-        let plain = self.variants - 1;
-        let error = |v: usize| {
-            let is_known = self.times[v].count() > 0 && self.predicted[v] > 0 && self.tick <= self.free;
-            is_known.then(|| self.times[v].expected() as f64 / self.predicted[v] as f64)
-        };
-        let factor = match variant == plain {
-            true if error(self.in_force).is_some_and(|error| error < 1.0 - EXPECTED_GAIN) => 1.0 / MISTAKE,
-            true => 1.0,
-            false => (variant + 1..plain).filter_map(error).fold(1.0, f64::max),
-        };
-        (self.predicted[variant] as f64 * factor) as u64
-    }
-
-    /// Returns the median time of an execution of the active variant in nanoseconds, or its predicted time if no time is known.
-    fn unit(&self) -> f64 {
-        let times = &self.times[self.in_force];
-        if times.count() > 0 { times.median() as f64 } else { self.predicted[self.in_force] as f64 }
-    }
-
-    /// Returns the number of nanoseconds by which an execution that takes `ns` nanoseconds is slower than one of the active variant.
-    fn cost_of(&self, ns: u64) -> f64 {
-        let times = &self.times[self.in_force];
-        let own = if times.count() > 0 { times.expected() } else { self.predicted[self.in_force] };
-        ns.saturating_sub(own) as f64
     }
 
     /// Returns the number of executions until the next trial execution of a variant. It is chosen so that each inactive variant uses an
@@ -434,7 +400,10 @@ impl Chooser {
             }
             News::Outlier => self.dense(),
             News::Expected => {
-                if self.times[self.in_force].count() < 3 {
+                // While a variant with fewer than two times seems faster, the executions use it, and measure it.
+                let fastest = self.seems_fastest();
+                let is_open = fastest != self.in_force && self.times[fastest].count() < 2;
+                if self.times[self.in_force].count() < 3 || self.alarm && is_open {
                     return self.dense();
                 }
                 self.alarm = false;

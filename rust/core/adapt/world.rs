@@ -364,7 +364,7 @@ impl Seat {
             self.reports.pop_front();
             self.chooser.measured(variant, ns);
         }
-        let choice = self.chooser.next_execution();
+        let choice = self.chooser.next_execution(self.reports.len());
         let in_force = self.chooser.in_force();
         if self.played.in_force.last().is_none_or(|last| last.2 != in_force) {
             self.played.in_force.push((now, first_player, in_force));
