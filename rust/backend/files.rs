@@ -7,13 +7,16 @@
 //! [`map`] maps a file for the caller of the library. [`MappedFile::behind`] finds the file of a mapping that the program has made itself.
 //!
 //! Copies from a file that is mapped with [`Caching::Bypass`] add no pages to the page cache: bytes that the page cache already contains
-//! are copied from there, and all others are read by direct I/O into a buffer of the reading thread.
+//! are copied from there, and all others are read by direct I/O into a buffer of the reading thread. `mincore` reports which pages the page
+//! cache contains. `preadv2` with `RWF_NOWAIT` is called only for these pages, because it reads other pages ahead (Linux 6.18).
 
 use super::BackendError;
 use super::host_memory::page_bytes;
 use super::sync::held;
+use smallvec::{SmallVec, smallvec};
 use std::cell::RefCell;
-use std::fs::File;
+use std::ffi::CString;
+use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -52,6 +55,8 @@ pub struct MappedFile {
     file: File,
     /// Second descriptor of the file, for direct I/O. `None` if the file is read through the page cache.
     direct: Option<File>,
+    /// True if the system tells this process which pages of the file are in the page cache. If not, direct I/O reads all bytes.
+    shows_cached: bool,
     /// True if the mapping is private. Pages that the program has modified then differ from the file.
     is_private: bool,
 }
@@ -98,12 +103,20 @@ pub fn map(descriptor: BorrowedFd<'_>, caching: Caching) -> Result<FileMapping, 
     }
     let begin = base.expose_provenance() as u64;
     let direct = if caching == Caching::Bypass { reopen_direct(&file) } else { None };
-    let new = Arc::new(MappedFile { addresses: begin..begin + bytes, offset: 0, file, direct, is_private: false });
+    let shows_cached = direct.is_some() && shows_cached(&file, &metadata);
+    let new = Arc::new(MappedFile { addresses: begin..begin + bytes, offset: 0, file, direct, shows_cached, is_private: false });
     let mut mapped = held(MAPPED.write());
     let at = mapped.partition_point(|other| other.addresses.start < begin);
     mapped.insert(at, Arc::clone(&new));
     COUNT.store(mapped.len(), Ordering::Release);
     Ok(FileMapping(new))
+}
+
+/// True if the process owns a file or may write to it. The system then tells the process which pages of the file are in the page cache.
+fn shows_cached(file: &File, metadata: &Metadata) -> bool {
+    let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
+    // SAFETY: the path ends with a zero byte. Both calls only return information.
+    unsafe { libc::geteuid() == metadata.uid() || libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::W_OK, libc::AT_EACCESS) == 0 }
 }
 
 /// Opens a file a second time, for direct I/O. If the file system does not support it, logs a warning and returns `None`.
@@ -167,7 +180,7 @@ impl MappedFile {
             return None;
         }
         let file = File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).ok()?;
-        Some(MappedFile { addresses, offset, file, direct: None, is_private })
+        Some(MappedFile { addresses, offset, file, direct: None, shows_cached: false, is_private })
     }
 
     fn has(&self, address: u64, bytes: u64) -> bool {
@@ -227,13 +240,15 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Reads the leading bytes of a range that the page cache contains, without starting I/O. Returns their number.
+    /// Reads the leading bytes of a range that the page cache contains. Returns their number.
     unsafe fn read_cached(&self, to: u64, offset: u64, bytes: usize) -> usize {
+        let from = self.addresses.start + (offset - self.offset);
+        let bytes = if self.shows_cached { cached(from, bytes) } else { 0 };
         let own = libc::iovec { iov_base: with_exposed_provenance_mut(to as usize), iov_len: bytes };
         // SAFETY: the system checks whether the destination is accessible.
-        let count = unsafe { libc::preadv2(self.file.as_raw_fd(), &own, 1, offset as libc::off_t, libc::RWF_NOWAIT) };
+        let read = unsafe { libc::preadv2(self.file.as_raw_fd(), &own, 1, offset as libc::off_t, libc::RWF_NOWAIT) };
         // On any error nothing was read. The bytes are then read by direct I/O, which reports the error if it persists.
-        usize::try_from(count).unwrap_or(0)
+        usize::try_from(read).unwrap_or(0)
     }
 
     /// Reads the leading bytes of a range by direct I/O, as many as fit into the buffer. Returns their number, which is at least 1.
@@ -264,6 +279,19 @@ impl MappedFile {
             Ok(count)
         })
     }
+}
+
+/// Returns the number of bytes from `address` on, at most `bytes`, whose pages are in the page cache. The bytes are in a mapping of a file.
+fn cached(address: u64, bytes: usize) -> usize {
+    let (page, address) = (page_bytes(), address as usize);
+    let begin = address / page * page;
+    let mut pages: SmallVec<[u8; 1024]> = smallvec![0; (address + bytes - begin).div_ceil(page)];
+    // SAFETY: the system writes one byte for each page of the range.
+    if unsafe { libc::mincore(with_exposed_provenance_mut(begin), pages.len() * page, pages.as_mut_ptr()) } != 0 {
+        return 0;
+    }
+    let leading = pages.iter().take_while(|state| **state & 1 == 1).count();
+    (leading * page).saturating_sub(address - begin).min(bytes)
 }
 
 /// Copies bytes to memory that might be inaccessible.
@@ -392,12 +420,14 @@ mod tests {
             unsafe { libc::posix_fadvise(file.as_raw_fd(), 1 << 20, 2 << 20, libc::POSIX_FADV_DONTNEED) };
             let opened = scratch.map(caching);
             assert_eq!(opened.bytes(), contents.len() as u64);
-            let base = opened.address();
-            let last = contents.len();
+            let (base, last) = (opened.address(), contents.len());
+            let in_cache = || (0..last).step_by(page_bytes()).filter(|at| cached(base + *at as u64, 1) == 1).count();
+            let before = in_cache();
             for (from, to) in [(0, last), (1, 2), (4095, 8193), ((1 << 20) - 3, (3 << 20) + 5), (last - 1, last), (2 << 20, 4 << 20)] {
                 let found = mapped_at(base + from as u64, (to - from) as u64).expect("a mapped file");
                 assert_eq!(read(&found, base + from as u64, to - from), Some(Ok(contents[from..to].to_vec())), "{caching:?} {from}..{to}");
             }
+            assert!(caching == Caching::Keep || in_cache() == before, "{before} pages were in the page cache, and now {}", in_cache());
             assert!(mapped_at(base + 1, last as u64).is_none() && mapped_at(base.wrapping_sub(1), 1).is_none());
             drop(opened);
             assert!(mapped_at(base, 1).is_none());
