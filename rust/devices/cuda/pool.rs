@@ -54,6 +54,8 @@ pub(super) trait PoolJob: Debug + Send + Sync + 'static {
     fn is_ready(&self, step: u32) -> bool;
     /// Runs a step, and notifies the streams and threads that wait for it. Must be called once for each step.
     fn run(&self, step: u32, worker: &mut Self::Worker);
+    /// Prepares later steps. A thread calls it after each step, when the next step of the lane may already run on another thread.
+    fn prepare(&self);
 }
 
 /// Time for which a thread polls without pauses after a step (copy) was last ready.
@@ -352,6 +354,7 @@ impl<J: PoolJob> Shared<J> {
         while let Some(taken) = self.next() {
             taken.job.run(taken.step, &mut worker);
             lock(&self.state).finish(&taken);
+            taken.job.prepare();
         }
     }
 

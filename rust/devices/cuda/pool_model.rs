@@ -130,6 +130,7 @@ impl PoolJob for Copies {
         self.runs.fetch_add(1, Ordering::SeqCst);
         assert!(!self.by_threads[step as usize].swap(true, Ordering::SeqCst), "a step ran twice");
     }
+    fn prepare(&self) {}
 }
 
 fn below(n: u32) -> u32 {

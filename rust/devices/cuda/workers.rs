@@ -167,10 +167,11 @@ pub(super) struct Job {
     has_failed: AtomicBool,
     /// True if submitting the execution failed halfway. Its streams may then never set a word for which a thread waits.
     is_cancelled: AtomicBool,
-    /// Table of the address ranges of the process that threads copy without `process_vm_readv` and `process_vm_writev`. The first thread
-    /// that needs the table reads it from the operating system, which takes a millisecond or more. Meanwhile, other threads copy by these system
-    /// calls. If the job copies few bytes, the table is not read.
+    /// Table of the address ranges of the process that threads copy without `process_vm_readv` and `process_vm_writev`. The thread that
+    /// finishes the first copy reads it from the operating system, which takes a millisecond or more. Meanwhile, other threads copy by
+    /// these system calls. If the job copies few bytes, or all of them from files, the table is not read.
     ranges: OnceLock<AddressRanges>,
+    needs_ranges: AtomicBool,
     is_looked_for: AtomicBool,
     /// Time at which the first copy began.
     begin: OnceLock<Instant>,
@@ -240,7 +241,6 @@ impl Job {
 
     /// Makes the copies of operation number `op` of the undivided program.
     fn copy(&self, op: u32) -> Result<(), BackendError> {
-        let is_little = self.divided.bytes < LITTLE_BYTES;
         for copy in &self.divided.whole.ops[op as usize].copies {
             let (to, from, bytes) = (self.address(copy.to), self.address(copy.from), copy.bytes as usize);
             let reads = matches!(copy.to, Place::Slot { .. });
@@ -256,10 +256,7 @@ impl Job {
                 read.map_err(failed)?;
                 continue;
             }
-            if !is_little && !self.is_looked_for.swap(true, Ordering::Relaxed) {
-                // No other thread sets this value, so the call cannot fail.
-                let _ = self.ranges.set(AddressRanges::look());
-            }
+            self.needs_ranges.store(true, Ordering::Relaxed);
             let unknown = AddressRanges::default();
             let ranges = self.ranges.get().unwrap_or(&unknown);
             let ordinary = if reads { from } else { to };
@@ -394,6 +391,14 @@ impl PoolJob for Job {
             self.log_times();
         }
     }
+
+    fn prepare(&self) {
+        let is_little = self.divided.bytes < LITTLE_BYTES;
+        if !is_little && self.needs_ranges.load(Ordering::Relaxed) && !self.is_looked_for.swap(true, Ordering::Relaxed) {
+            // No other thread sets this value, so the call cannot fail.
+            let _ = self.ranges.set(AddressRanges::look());
+        }
+    }
 }
 
 /// Minimum number of bytes of a job for which the process's ranges of private memory are read. For smaller jobs, reading these ranges takes
@@ -437,6 +442,7 @@ impl Workers {
             has_failed: AtomicBool::new(false),
             is_cancelled: AtomicBool::new(false),
             ranges: OnceLock::new(),
+            needs_ranges: AtomicBool::new(false),
             is_looked_for: AtomicBool::new(false),
             begin: OnceLock::new(),
             copying: AtomicU64::new(0),
