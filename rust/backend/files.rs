@@ -8,7 +8,8 @@
 //!
 //! Copies from a file that is mapped with [`Caching::Bypass`] add no pages to the page cache: bytes that the page cache already contains
 //! are copied from there, and all others are read by direct I/O into a buffer of the reading thread. `mincore` reports which pages the page
-//! cache contains. `preadv2` with `RWF_NOWAIT` is called only for these pages, because it reads other pages ahead (Linux 6.18).
+//! cache contains, and `preadv2` with `RWF_NOWAIT` reads only these. For other pages, it would start read-ahead, which adds pages to the
+//! page cache (Linux 6.18).
 
 use super::BackendError;
 use super::host_memory::page_bytes;
@@ -55,7 +56,8 @@ pub struct MappedFile {
     file: File,
     /// Second descriptor of the file, for direct I/O. `None` if the file is read through the page cache.
     direct: Option<File>,
-    /// True if the system tells this process which pages of the file are in the page cache. If not, direct I/O reads all bytes.
+    /// True if `mincore` reports to this process which pages of the file are in the page cache. If not, and `direct` is present, direct I/O
+    /// reads all bytes. Always false if `direct` is `None`.
     shows_cached: bool,
     /// True if the mapping is private. Pages that the program has modified then differ from the file.
     is_private: bool,
@@ -112,7 +114,7 @@ pub fn map(descriptor: BorrowedFd<'_>, caching: Caching) -> Result<FileMapping, 
     Ok(FileMapping(new))
 }
 
-/// True if the process owns a file or may write to it. The system then tells the process which pages of the file are in the page cache.
+/// True if the process owns a file or may write to it. `mincore` then reports to the process which pages of the file are in the page cache.
 fn shows_cached(file: &File, metadata: &Metadata) -> bool {
     let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
     // SAFETY: the path ends with a zero byte. Both calls only return information.
@@ -281,7 +283,8 @@ impl MappedFile {
     }
 }
 
-/// Returns the number of bytes from `address` on, at most `bytes`, whose pages are in the page cache. The bytes are in a mapping of a file.
+/// Returns the number of leading bytes of a range that are in the page cache. The range consists of `bytes` bytes at `address`, in a file
+/// mapping.
 fn cached(address: u64, bytes: usize) -> usize {
     let (page, address) = (page_bytes(), address as usize);
     let begin = address / page * page;

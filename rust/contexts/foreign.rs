@@ -1,24 +1,28 @@
-//! Limits the host paths of copies to or from memory of another process that the program itself has opened.
+//! Limits the bytes that copies from or to memory of another process send through host memory, if the program itself has opened the memory
+//! (for example by `cudaIpcOpenMemHandle`).
 //!
-//! The two processes plan their copies separately, and neither knows the copies of the other. Between two H200, copies of both processes to
-//! each other's GPU then interfere in host memory: with 9 % of the bytes in chunks of 1 MiB, they reach 0.83 of the rate of direct copies;
-//! with 6 % in chunks of 4 MiB, they reach 1.055.
+//! The two processes plan their copies separately, and neither knows the copies of the other. If each process copies to the other's GPU,
+//! the parts of the copies that pass through host memory slow each other down. Between two H200, such copies reach 0.83 of the rate of
+//! direct copies with 9 % of the bytes through host memory in chunks of 1 MiB, and 1.055 with 6 % in chunks of 4 MiB.
+//!
+//! A *host path* is a path through host memory.
 
 use crate::plan::{self, Options, PathPlan};
 use crate::topology::DeviceId;
 use std::sync::Arc;
 
-/// Largest part of the bytes that may pass through host memory.
+/// Largest fraction of the bytes of a batch that may pass through host memory.
 const MOST: f64 = 0.06;
 
 /// Smallest size in bytes of the chunks that pass through host memory, except the last chunk of a path.
 const LEAST_CHUNK: u64 = 4 << 20;
 
-/// Number of plans with a smaller host share that are tried. If none observes the limits, the copies do not pass through host memory.
+/// Number of plans that are checked: the given plan, and then plans that send fewer bytes through host memory. If none is within the
+/// limits, the copies do not pass through host memory.
 const TRIES: usize = 3;
 
-/// Returns a plan whose host paths observe the limits, with its options. The function `plan` plans the same transfers with other options.
-/// `planned` is the plan for `options`, and is returned if it observes the limits.
+/// Returns a plan whose host paths are within the limits, and its options. `planned` is the plan for `options`, and is returned if it is
+/// within the limits. The function `plan` plans the same transfers with other options.
 pub(super) fn limit<E>(
     mut planned: Arc<plan::Plan>,
     options: &Options,
@@ -38,8 +42,9 @@ pub(super) fn limit<E>(
         if most < LEAST_CHUNK {
             break;
         }
-        // The division of the bytes is scaled afterwards, so that the sum stays the same. The wanted share is a little below the limit,
-        // because the bytes are rounded.
+        // `host_share` multiplies the bytes of the host paths. The planner then scales the bytes of all paths of a transfer so that their
+        // sum is the size of the transfer. `factor` takes this into account: it changes the fraction of the host paths from `share` to
+        // `wanted`. `wanted` is a little below the limit, because the bytes of a path are rounded.
         let wanted = share.min(0.97 * MOST);
         let factor = wanted * (1.0 - share) / (share * (1.0 - wanted));
         let mut tuned = options.tuned.unwrap_or_default();

@@ -1,15 +1,15 @@
-//! Applies what was measured at one size to other sizes between the same devices.
+//! Corrects the model's predictions for one copy size by times that were measured for other sizes between the same devices.
 //!
-//! If the model is wrong about a link, it is wrong by about the same factor at similar sizes. The errors that the executions of one size
-//! have shown therefore correct the predictions for other sizes, so that the first copy of a new size uses the right variant. If the model
-//! predicts equal times in both directions, errors of one direction also correct predictions for the other.
+//! If the model is wrong about a link, it is wrong by about the same factor at similar sizes. The errors measured at one size therefore
+//! correct the predictions for other sizes, and the first copy of a new size already uses the right variant. If the model predicts equal
+//! times in both directions, the errors of one direction also correct the predictions for the same size in the other direction.
 
 use super::cache::{Cache, ShapeRequest};
 use super::choosing::ModelErrors;
 use super::kept::KeptTimes;
 
-/// Largest ratio of two sizes at which measured times of one are used for the other. Small copies mostly cost latency, large copies
-/// mostly bandwidth, so the model errs differently for them.
+/// Largest ratio of two sizes at which measured times of one are used for the other. The time of a small copy is mostly latency, and that
+/// of a large copy depends mostly on bandwidth, so the errors of the model differ.
 const NEAR: u64 = 16;
 
 /// Largest relative difference of predicted times at which both directions between two devices are considered equal.

@@ -4,10 +4,10 @@
 
     python3 tests/gpu/frameworks.py [--mpgpu COMMAND] [--mib 512] [--case NAME]...
 
-COMMAND runs mpgpu; by default, it is `mpgpu`, or `python3 -m mpgpu` if that is not in PATH. Each case runs in processes of its own: one
-without and one with `mpgpu run`. It compares all bytes after the measurement. Prints the rate of the first execution and the median rate of
-all executions. A case is skipped if its framework is missing. Exits with 1 if a byte was wrong or a case failed, and with 77 if there is no
-GPU.
+COMMAND runs mpgpu; by default, it is `mpgpu`, or `python3 -m mpgpu` if `mpgpu` is not in PATH. Each case runs in two processes of its own,
+one without and one with `mpgpu run`. Each process compares all bytes after the measurement. For each case, this program prints three rates:
+of the first execution, of an execution of median time, and of all executions together. A case is skipped if its framework is missing. Exits
+with 1 if a byte was wrong or a case failed, and with 77 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 TIMES = 10
 Result = tuple[int, list[float], bool]
-"""Number of bytes of an execution, the seconds of each execution, and true if all bytes were right."""
+"""Number of bytes that one execution copies, the seconds of each execution, and true if all bytes were right."""
 
 
 def timed(times: int, execute: Callable[[], Any]) -> tuple[list[float], Any]:
@@ -51,7 +51,7 @@ def torch_to(size: int, folder: Path) -> Result:
 
 
 def torch_cpu(size: int, folder: Path) -> Result:
-    """Copies a tensor into memory that exists."""
+    """Copies a tensor into host memory whose pages are present."""
     import torch
 
     moved = torch.randint(0, 255, (size,), dtype=torch.uint8, device="cuda")
@@ -61,7 +61,7 @@ def torch_cpu(size: int, folder: Path) -> Result:
 
 
 def torch_cpu_fresh(size: int, folder: Path) -> Result:
-    """Copies a tensor into new memory, which has no pages yet."""
+    """Copies a tensor into new host memory, whose pages are not present yet."""
     import torch
 
     moved = torch.randint(0, 255, (size,), dtype=torch.uint8, device="cuda")
@@ -165,11 +165,11 @@ CASES: dict[str, tuple[str, Callable[[int, Path], Result]]] = {
 
 
 def measured(command: list[str]) -> tuple[int, list[float], bool] | str:
-    """Returns the result of a case that runs in a process of its own, or the reason why there is none."""
+    """Runs a case in a separate process. Returns its result, or the reason why there is none."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     except subprocess.TimeoutExpired:
-        return "no end after 200 s"
+        return "did not end within 200 s"
     lines = done.stdout.strip().splitlines()
     if done.returncode != 0 or not lines:
         return f"exit status {done.returncode}: {' '.join(done.stderr.strip().splitlines()[-1:])[-200:]}"

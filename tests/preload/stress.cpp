@@ -1,7 +1,7 @@
-// Stress test of the interposer: 16 threads copy data from one buffer to the next, with random kinds of memory, sizes,
-// functions and streams, and check the bytes at the end of each chain. The variable STRESS_SECONDS contains the
-// duration, 3 seconds by default and 600 seconds with LONG_TESTS. A thread that hangs makes the test exceed its time
-// limit.
+// Stress test of the interposer. Each of 16 threads copies data through a chain of buffers, from one buffer to the
+// next, and compares the bytes in the last buffer. The kinds of memory, the sizes, the functions and the streams are
+// random. The environment variable STRESS_SECONDS sets the duration. The default is 3 seconds, or 600 seconds if the
+// environment variable LONG_TESTS is set. If a thread hangs, the test exceeds its time limit.
 #include "driver.hpp"
 
 #include <algorithm>
@@ -25,14 +25,14 @@ constexpr unsigned rounds_of_a_buffer = 8;
 
 void check(bool holds, const char *what, unsigned thread) {
     if (!holds) {
-        std::printf("stress: not so: %s (thread %u)\n", what, thread);
+        std::printf("stress: failed: %s (thread %u)\n", what, thread);
         std::fflush(stdout);
         std::_Exit(1);
     }
 }
 
 char *bytes_at(CUdeviceptr address) {
-    return reinterpret_cast<char *>(address); // NOLINT(performance-no-int-to-ptr): memory of the double is host memory
+    return reinterpret_cast<char *>(address); // NOLINT(performance-no-int-to-ptr): host memory in the test double
 }
 
 CUcontext primary(CUdevice gpu) {
@@ -68,7 +68,7 @@ CUdeviceptr allocate(kind of, CUdevice gpu, unsigned thread) {
         break;
     }
     address = host != nullptr ? reinterpret_cast<CUdeviceptr>(host) : address;
-    check(code == 0 && address != 0 && cuCtxSetCurrent(primary(0)) == 0, "an allocation", thread);
+    check(code == 0 && address != 0 && cuCtxSetCurrent(primary(0)) == 0, "allocating memory", thread);
     return address;
 }
 
@@ -76,12 +76,13 @@ void replace(buffer &what, unsigned thread) {
     if (what.of == kind::pageable) {
         std::free(bytes_at(what.address)); // NOLINT(cppcoreguidelines-no-malloc): from `allocate`
     } else {
-        check(cuMemFree_v2(what.address) == 0, "memory is freed", thread);
+        check(cuMemFree_v2(what.address) == 0, "freeing memory", thread);
     }
     what.address = allocate(what.of, what.gpu, thread);
 }
 
-/// Enqueues a copy by one of the functions that accept all kinds of memory, or by one for this direction.
+/// Enqueues a copy. `by` selects a function: one that accepts all kinds of memory, or one for the direction of the
+/// copy.
 CUresult copy(const buffer &dst, const buffer &src, std::size_t offset, std::size_t bytes, CUstream in, unsigned by) {
     const CUdeviceptr to = dst.address + offset;
     const CUdeviceptr from = src.address + offset;
@@ -99,8 +100,8 @@ CUresult copy(const buffer &dst, const buffer &src, std::size_t offset, std::siz
     return is_to_host ? cuMemcpyDtoHAsync_v2(bytes_at(to), from, bytes, in) : cuMemcpyDtoDAsync_v2(to, from, bytes, in);
 }
 
-/// Copies and checks until the time `end`. Returns the number of copies. Some rounds use `shared`, a stream that all
-/// threads use.
+/// Copies data and compares it until the time `end`. Some rounds use `shared`, a stream that all threads use. Returns
+/// the number of copies.
 std::size_t work(unsigned thread, CUstream shared, std::chrono::steady_clock::time_point end) {
     std::minstd_rand random(thread + 1);
     std::vector<buffer> buffers;
@@ -110,7 +111,7 @@ std::size_t work(unsigned thread, CUstream shared, std::chrono::steady_clock::ti
         }
     }
     CUstream own = nullptr;
-    check(cuStreamCreate(&own, 1) == 0, "a stream", thread);
+    check(cuStreamCreate(&own, 1) == 0, "creating a stream", thread);
     std::vector<char> expected(most_bytes);
     std::size_t copies = 0;
     for (unsigned round = 1; std::chrono::steady_clock::now() < end; ++round) {
@@ -124,15 +125,15 @@ std::size_t work(unsigned thread, CUstream shared, std::chrono::steady_clock::ti
         }
         std::memcpy(bytes_at(buffers[0].address + offset), expected.data(), bytes);
         for (std::size_t at = 1; at < length; ++at, ++copies) {
-            check(copy(buffers[at], buffers[at - 1], offset, bytes, in, static_cast<unsigned>(random())) == 0, "a copy",
-                  thread);
+            check(copy(buffers[at], buffers[at - 1], offset, bytes, in, static_cast<unsigned>(random())) == 0,
+                  "enqueueing a copy", thread);
         }
-        check(cuStreamSynchronize(in) == 0, "the stream ends well", thread);
+        check(cuStreamSynchronize(in) == 0, "synchronising a stream", thread);
         check(std::memcmp(bytes_at(buffers[length - 1].address + offset), expected.data(), bytes) == 0,
-              "the bytes arrive", thread);
+              "comparing the bytes", thread);
         if (round % rounds_of_a_buffer == 0) {
             replace(buffers[random() % buffers.size()], thread);
-            fake_forget_copies(0); // The double would need more and more memory for the list of copies.
+            fake_forget_copies(0); // Otherwise, the test double's list of copies would grow without limit.
         }
     }
     return copies;
@@ -150,10 +151,10 @@ std::chrono::seconds duration() {
 int main() {
     check(cuInit(0) == 0, "cuInit", thread_count);
     for (CUdevice gpu = 0; gpu < gpus; ++gpu) {
-        check(primary(gpu) != nullptr, "a context", thread_count);
+        check(primary(gpu) != nullptr, "retaining a context", thread_count);
     }
     CUstream shared = nullptr;
-    check(cuCtxSetCurrent(primary(0)) == 0 && cuStreamCreate(&shared, 1) == 0, "a stream", thread_count);
+    check(cuCtxSetCurrent(primary(0)) == 0 && cuStreamCreate(&shared, 1) == 0, "creating a stream", thread_count);
     const auto end = std::chrono::steady_clock::now() + duration();
     std::atomic<std::size_t> copies = 0;
     std::vector<std::thread> running;

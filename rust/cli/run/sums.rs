@@ -36,9 +36,10 @@ impl Sums {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Returns a report with one line for each outcome of copies that occurred, or a single line if no process has made a copy. One line
-    /// contains the time that was saved. If no copy was accelerated, it contains the most frequent reason and its remedy instead. If most bytes
-    /// were passed through, a further line contains this reason.
+    /// Returns a report with one line for each outcome of copies that occurred, or a single line if no process has made a copy. A further
+    /// line contains the time saved. If no copy was accelerated, this line instead contains the most frequent reason for passing copies
+    /// through, and its remedy. If some copies were accelerated but most bytes were passed through, the last line contains this reason and
+    /// remedy.
     pub fn report(&self, compared: bool) -> io::Result<String> {
         let mut bytes = [0; BYTES];
         self.0.read_exact_at(&mut bytes, 0)?;

@@ -71,8 +71,8 @@ pub struct AdaptArguments {
     /// Number of executions of the first plan to simulate
     #[arg(long, default_value_t = 10_000, requires = "adapt", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub executions: u32,
-    /// Number of executions that are enqueued ahead: each is chosen when only the times of executions that were enqueued this many
-    /// executions earlier are known. With 0, the program waits for each execution
+    /// Number of earlier executions that are still queued when the program enqueues the next one. Their times are not known yet when the
+    /// variant of the next execution is chosen. With 0, the program waits for each execution
     #[arg(long, default_value_t = 2, requires = "adapt", value_parser = clap::value_parser!(u32).range(..=100_000))]
     pub ahead: u32,
     /// Random variation of the simulated time of an execution: its standard deviation divided by its mean

@@ -5,13 +5,13 @@ use super::times::{News, Times};
 /// Maximum number of variants of a plan.
 pub const MAX_VARIANTS: usize = 4;
 
-/// Maximum number of measured executions whose times are not known yet. While there are so many, no further execution is measured. Half of
-/// them are reserved for trial executions.
+/// Maximum number of measured executions whose times are not known yet. While this number is reached, no further execution is measured.
+/// Half of this number is reserved for trial executions.
 pub const MOST_UNDER_WAY: usize = 8;
 
-/// Number of executions after which a caller that knows no measured time yet is assumed to enqueue far ahead of the device. Each variant then
-/// gets a trial execution at once. The cost of these executions is small compared with the queue, and without them the next decision about
-/// the variant would be made only when the whole queue has been executed.
+/// Number of executions without any reported time after which the caller is assumed to enqueue far ahead of the device. Each inactive
+/// variant then gets a trial execution immediately. These trial executions cost little compared with the time of all queued executions.
+/// Without them, the chooser could decide about the variant again only after all queued executions have completed.
 const AHEAD: u64 = 16;
 
 /// Fraction of the elapsed time that trial executions of inactive variants may cost. The goal is 1 %. The value is lower, because some
@@ -199,8 +199,8 @@ impl Chooser {
         chooser
     }
 
-    /// Returns the decision for the next execution of a caller that has `under_way` measured executions whose times it has not reported yet.
-    /// Most calls only increment and compare a counter.
+    /// Returns the decision for the next execution. `under_way` is the number of measured executions whose times the caller has not
+    /// reported yet. Most calls only increment and compare a counter.
     #[inline]
     pub fn next_execution(&mut self, under_way: usize) -> Choice {
         self.tick += 1;
@@ -287,7 +287,7 @@ impl Chooser {
         self.tries
     }
 
-    /// Makes the decision for the next execution. Only a trial execution is measured if `has_room` is false.
+    /// Makes the decision for the next execution. If `has_room` is false, only trial executions are measured.
     #[cold]
     fn think(&mut self, has_room: bool) -> Choice {
         self.count();
@@ -400,7 +400,8 @@ impl Chooser {
             }
             News::Outlier => self.dense(),
             News::Expected => {
-                // While a variant with fewer than two times seems faster, the executions use it, and measure it.
+                // An alarm continues while an inactive variant with fewer than two measured times seems fastest. Executions then use and
+                // measure this variant.
                 let fastest = self.seems_fastest();
                 let is_open = fastest != self.in_force && self.times[fastest].count() < 2;
                 if self.times[self.in_force].count() < 3 || self.alarm && is_open {

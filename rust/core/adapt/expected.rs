@@ -2,14 +2,14 @@
 
 use super::chooser::{Chooser, EXPECTED_GAIN};
 
-/// Largest assumed factor by which the model overestimates the time of the plain copies. Assumed if the active variant is faster than
-/// predicted by more than a fifth.
+/// Factor by which the model is assumed to overestimate the time of the plain copies if the active variant is faster than predicted by more
+/// than a fifth.
 const MISTAKE: f64 = 3.0;
 
 impl Chooser {
-    /// Returns the variant with the shortest expected time. The expected time of a variant without a measured time is its prediction, plus a
-    /// fifth unless it is the variant of plain copies (one direct copy for each transfer). Without predictions, returns the plain copies until
-    /// they are measured, and then one of the measured variants.
+    /// Returns the variant with the shortest expected time. The expected time of a variant without a measured time is its prediction, plus
+    /// a fifth unless it is the variant of plain copies (one direct copy for each transfer). Without predictions, returns the plain copies
+    /// until they are measured, and then the fastest of the measured variants.
     pub(super) fn seems_fastest(&self) -> usize {
         let plain = self.variants - 1;
         let is_open = |&v: &usize| v == plain || self.times[v].count() > 0 || self.predicted[v] > 0;
@@ -21,10 +21,11 @@ impl Chooser {
         (0..self.variants).filter(is_open).min_by_key(|&v| time(v)).unwrap_or(self.in_force)
     }
 
-    /// Returns the expected time of a variant without a measured time in nanoseconds, or 0 if there is no prediction. Measured times of other
-    /// variants correct the prediction during the first executions:
+    /// Returns the expected time in nanoseconds of a variant without a measured time, or 0 if there is no prediction. Measured times of
+    /// other variants correct the prediction during the first executions:
     ///
-    /// - If a measured variant that stages fewer bytes has exceeded its prediction, the same factor applies to this variant.
+    /// - If a measured variant that stages fewer bytes took longer than predicted, the prediction is multiplied by the ratio of
+    ///   that variant's measured and predicted times.
     /// - If the active variant is faster than predicted by more than a fifth, the prediction of the plain copies is divided by [`MISTAKE`].
     pub(super) fn prediction(&self, variant: usize) -> u64 {
         let plain = self.variants - 1;

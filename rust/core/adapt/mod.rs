@@ -14,12 +14,13 @@
 //!   standard errors, and also by 2 % if it uses more of the links that others may use. The active variant is measured often at first and
 //!   after a change, then less and less often.
 //! - **The first executions** use the variant that the model predicts to be fastest if the predicted gain over the plain copies exceeds 20 %,
-//!   and otherwise the plain copies. Executions that are enqueued before the first measured time is known use the same variant. A variant
-//!   that is predicted to be slower than the active one by more than 20 % is not tried until the budget allows it or the active variant turns
-//!   out to be slower. If the predicted gain is smaller than 20 %, the variant with half the staged bytes is tried first.
-//! - **Executions enqueued ahead.** If 16 executions are enqueued before any time is known, the next executions try each other variant once.
-//!   The executions that are enqueued after these have completed use the variant with the shortest time. At most eight measured executions
-//!   are in progress at once, and half of them are reserved for tries.
+//!   and otherwise the plain copies. The executions that follow before the first measured time is known use the same variant (up to 16
+//!   executions; see the next item). A variant that is predicted to be slower than the active one by more than 20 % is not tried until the
+//!   budget allows it or the active variant turns out to be slower. If the predicted gain is smaller than 20 %, the variant with half the
+//!   staged bytes is tried first.
+//! - **Executions enqueued ahead.** If 16 executions are enqueued before any time is known, the next executions try each of the other
+//!   variants once. The executions that are enqueued after these tries have completed use the variant with the shortest time. At most eight
+//!   measured executions are in progress at once. Half of this number is reserved for tries.
 //! - **Tries.** A try is an execution of an inactive variant. Each execution adds 1/128 of its time to a budget. A try takes from the
 //!   budget the time that it loses compared with the active variant. After the first executions, tries cost less than 1 % of the time. If
 //!   tries cost more because of a change, later tries are made less often until their mean cost is below 1 % again. The slower a variant
