@@ -29,7 +29,7 @@ pub(super) fn limit<E>(
     plan: impl Fn(&Options) -> Result<Arc<plan::Plan>, E>,
 ) -> Result<(Arc<plan::Plan>, Options), E> {
     let mut options = *options;
-    for _ in 0..TRIES {
+    for left in (0..TRIES).rev() {
         let bytes: u64 = planned.transfers.iter().map(|transfer| transfer.shape.bytes).sum();
         let through = host_bytes(&planned);
         let share = through as f64 / bytes.max(1) as f64;
@@ -39,7 +39,7 @@ pub(super) fn limit<E>(
             return Ok((planned, options));
         }
         let most = (MOST * bytes as f64) as u64;
-        if most < LEAST_CHUNK {
+        if left == 0 || most < LEAST_CHUNK {
             break;
         }
         // `host_share` multiplies the bytes of the host paths. The planner then scales the bytes of all paths of a transfer so that their
