@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 TIMES = 10
+# Number of lines of the report of `mpgpu run` that are printed.
+REPORT_LINES = 8
 Result = tuple[int, list[float], bool]
 """Number of bytes that one execution copies, the seconds of each execution, and true if all bytes were right."""
 
@@ -164,8 +166,10 @@ CASES: dict[str, tuple[str, Callable[[int, Path], Result]]] = {
 }
 
 
-def measured(command: list[str]) -> tuple[int, list[float], bool] | str:
-    """Runs a case in a separate process. Returns its result, or the reason why there is none."""
+def measured(command: list[str]) -> tuple[Result, list[str]] | str:
+    """Runs a case in a separate process. Returns its result and the last lines that it has written to its standard error stream, or the
+    reason why there is no result.
+    """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     except subprocess.TimeoutExpired:
@@ -174,18 +178,18 @@ def measured(command: list[str]) -> tuple[int, list[float], bool] | str:
     if done.returncode != 0 or not lines:
         return f"exit status {done.returncode}: {' '.join(done.stderr.strip().splitlines()[-1:])[-200:]}"
     size, seconds, right = json.loads(lines[-1])
-    return size, seconds, right
+    return (size, seconds, right), done.stderr.strip().splitlines()[-REPORT_LINES:]
 
 
 def compare(name: str, own: list[str], with_mpgpu: list[str]) -> bool:
-    """Runs a case without and with mpgpu, and prints its rates. Returns true if all bytes were right."""
-    rates = []
+    """Runs a case without and with mpgpu, and prints its rates and the report of mpgpu. Returns true if all bytes were right."""
+    rates, report = [], []
     for command in (own, with_mpgpu):
         result = measured(command)
         if isinstance(result, str):
             print(f"{name:16} FAILED {'with' if command is with_mpgpu else 'without'} mpgpu: {result}", flush=True)
             return False
-        size, seconds, right = result
+        (size, seconds, right), report = result
         if not right:
             print(f"{name:16} WRONG bytes {'with' if command is with_mpgpu else 'without'} mpgpu", flush=True)
             return False
@@ -193,6 +197,7 @@ def compare(name: str, own: list[str], with_mpgpu: list[str]) -> bool:
     without, having = rates
     cells = [f"{what} {a:5.1f} {b:5.1f} ({b / a:4.2f})" for what, a, b in zip(("first", "median", "all"), without, having)]
     print(f"{name:16} GB/s without, with, gain: {'; '.join(cells)}; right", flush=True)
+    print(*(f"    {line}" for line in report), sep="\n", flush=True)
     return True
 
 
