@@ -183,7 +183,8 @@ def measured(command: list[str]) -> tuple[Result, list[str]] | str:
 
 def compare(name: str, own: list[str], with_mpgpu: list[str]) -> bool:
     """Runs a case without and with mpgpu, and prints its rates and the report of mpgpu. Returns true if all bytes were right."""
-    rates, report = [], []
+    rates: list[tuple[float, float, float]] = []
+    report: list[str] = []
     for command in (own, with_mpgpu):
         result = measured(command)
         if isinstance(result, str):
