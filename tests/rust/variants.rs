@@ -381,7 +381,7 @@ fn executions_that_are_enqueued_a_thousand_ahead_use_what_the_first_twenty_have_
             let taken = bench.run(&plan, 1);
             // Times are read in at least one of 16 executions.
             let sums = if execution < 1000 { &mut queued } else { &mut learned };
-            let counts = execution < 1000 || execution >= 1000 + 20 + 16;
+            let counts = !(1000..1000 + 20 + 16).contains(&execution);
             sums.iter_mut().zip(taken).for_each(|(sum, taken)| *sum += if counts { taken } else { 0 });
         }
         assert!(queued[1] >= 990, "{takes:?}: the queue follows the model: {queued:?}");

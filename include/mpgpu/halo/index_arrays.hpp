@@ -26,7 +26,7 @@ struct index_arrays {
     /// vector in the lists of the neighbours. In the arrays, the first entry has index 0.
     index_arrays(array_view<const index_neighbour> neighbours, std::size_t entries, std::size_t bytes,
                  std::int64_t first = 0)
-        : messages(neighbours.size()), entry_bytes(bytes), first_index(first) {
+        : messages(neighbours.size()), entry_bytes(bytes), first_index_(first) {
         const bool is_wide = entries > std::size_t{1} + std::numeric_limits<std::uint32_t>::max();
         for (std::size_t m = 0; m < neighbours.size(); ++m) {
             messages[m].send = add(neighbours[m].send, is_wide);
@@ -78,7 +78,7 @@ struct index_arrays {
   private:
     /// Returns the index that a list contains at a position, converted such that the first entry has index 0.
     [[nodiscard]] std::uint64_t entry_of(const index_list &list, std::size_t position) const noexcept {
-        return static_cast<std::uint64_t>(list[position] - first_index);
+        return static_cast<std::uint64_t>(list[position] - first_index_);
     }
 
     /// Appends an index list to the array of all lists.
@@ -123,7 +123,7 @@ struct index_arrays {
         targets.push_back({0, terms.size()});
     }
 
-    std::int64_t first_index; ///< index of the first entry of a vector in the lists of the neighbours
+    std::int64_t first_index_; ///< index of the first entry of a vector in the lists of the neighbours
 };
 
 /// Returns a field divided into words of the largest size to which all its entries are aligned. If the exchange adds,
