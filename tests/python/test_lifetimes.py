@@ -373,8 +373,8 @@ OF_TORCH = {"mpgpu.torch", "mpgpu._fill", "mpgpu._load", "mpgpu._save", "mpgpu._
 
 
 def every_class():
-    """Returns all classes that the package defines."""
-    left_out = {"mpgpu._native", "mpgpu.typing"} | (OF_TORCH if importlib.util.find_spec("torch") is None else set())
+    """Returns all classes that the package defines, except the loader of ``mpgpu.vllm``, which vLLM imports and which owns nothing."""
+    left_out = {"mpgpu._native", "mpgpu.typing", "mpgpu.vllm"} | (OF_TORCH if importlib.util.find_spec("torch") is None else set())
     for module in pkgutil.iter_modules(mpgpu.__path__, "mpgpu."):
         if module.name not in left_out:
             for found in vars(importlib.import_module(module.name)).values():
