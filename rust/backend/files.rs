@@ -249,7 +249,7 @@ impl MappedFile {
         let own = libc::iovec { iov_base: with_exposed_provenance_mut(to as usize), iov_len: bytes };
         // SAFETY: the system checks whether the destination is accessible.
         let read = unsafe { libc::preadv2(self.file.as_raw_fd(), &own, 1, offset as libc::off_t, libc::RWF_NOWAIT) };
-        // On any error nothing was read. The bytes are then read by direct I/O, which reports the error if it persists.
+        // A call that fails has read nothing. Direct I/O then reads the bytes, or reports the error if that fails too.
         usize::try_from(read).unwrap_or(0)
     }
 

@@ -260,6 +260,13 @@ contains
             errmsg)
     end subroutine create_32
 
+    ! Returns the operation of an exchange: the argument of the program, by default MP_INDEX_COPY.
+    pure integer(c_int) function or_copy(operation)
+        integer(c_int), intent(in), optional :: operation
+        or_copy = MP_INDEX_COPY
+        if (present(operation)) or_copy = operation
+    end function or_copy
+
     ! Enqueues an exchange of all fields, after all earlier work in the stream and before all later work. Blocks only if this rank
     ! has neighbours on other nodes. All ranks execute the same exchanges in the same order. The default operation is MP_INDEX_COPY.
     subroutine exchange_all(self, stream, fields, operation, stat, errmsg)
@@ -269,11 +276,8 @@ contains
         integer(c_int), intent(in), optional :: operation
         integer, intent(out), optional :: stat
         character(*), intent(inout), optional :: errmsg
-        integer(c_int) :: how
-        how = MP_INDEX_COPY
-        if (present(operation)) how = operation
-        call mpgpu_report(mp_halo_indexed_exchange(self%handle, stream%handle, fields, size(fields, kind=c_size_t), how), stat, &
-            errmsg)
+        call mpgpu_report(mp_halo_indexed_exchange(self%handle, stream%handle, fields, size(fields, kind=c_size_t), &
+            or_copy(operation)), stat, errmsg)
     end subroutine exchange_all
 
     ! Enqueues an exchange of one field.
@@ -317,11 +321,8 @@ contains
         integer(c_int), intent(in), optional :: operation
         integer, intent(out), optional :: stat
         character(*), intent(inout), optional :: errmsg
-        integer(c_int) :: how
-        how = MP_INDEX_COPY
-        if (present(operation)) how = operation
-        call mpgpu_report(mp_halo_indexed_start(self%handle, stream%handle, fields, size(fields, kind=c_size_t), how), stat, &
-            errmsg)
+        call mpgpu_report(mp_halo_indexed_start(self%handle, stream%handle, fields, size(fields, kind=c_size_t), &
+            or_copy(operation)), stat, errmsg)
     end subroutine start_all
 
     ! Starts an exchange of one field.

@@ -83,8 +83,8 @@ enum class number : std::int32_t {
     f64   ///< `double`
 };
 
-/// Vector that takes part in an exchange. A non-owning view, in the memory of the `indexed` object's device. Entry `i`
-/// has `entry_bytes` bytes and begins at `data + i * stride_bytes`.
+/// Vector whose entries an exchange sends and receives: a non-owning view of memory of the `indexed` object's device.
+/// Entry `i` has `entry_bytes` bytes and begins at `data + i * stride_bytes`.
 struct index_field {
     void *data;               ///< address of entry 0
     device location;          ///< device that owns the memory

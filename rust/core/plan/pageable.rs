@@ -266,7 +266,8 @@ impl Through<'_> {
     /// Adds a ring to the program for each internal stream that moves pageable data. The rings share the staging memory that the program
     /// does not use. Returns `None` if it is too small.
     fn rings(&self, program: &mut Program) -> Option<BTreeMap<LaneId, LaneRing>> {
-        // For each internal stream: its host memory, its largest copy, its number of chunks, and its largest copy that must not be cut.
+        // Four properties of each internal stream: the device of its host memory, the size of its largest copy, the number of its chunks,
+        // and the size of its largest copy that must not be cut into chunks.
         let mut lanes: BTreeMap<LaneId, (DeviceId, u64, u64, u64)> = BTreeMap::new();
         for op in &self.program.ops {
             for copy in op.copies.iter().filter(|copy| self.passes(copy)) {
